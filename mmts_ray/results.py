@@ -1,0 +1,147 @@
+"""The ledger: what every trial did, append-only, readable at any moment.
+
+A study's `ledger/` holds JSONL files, one per writing process. A line is one record: a trial's start (it alone carries
+`param.*` and `derived.*`), one of its evaluations, or its end. Keys of a record:
+
+    study trial kind name config_hash seed rung step epoch seconds device_seconds global_batch status error time
+    param.<path>  derived.<path>  metric.<name>  note
+
+`status`: running | done | stopped (by the scheduler) | infeasible (non-finite, out of memory) | failed.
+`seconds` counts from the trial's first start, `device_seconds` is seconds x devices; `time` is Unix time.
+A record is unique on (trial, step, status); the fold keeps the last one written.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+SCHEMA = 1
+KINDS = ("baseline", "search", "confirm")
+FINISHED = ("done", "stopped", "infeasible", "failed")
+KEYS = (
+    "study", "trial", "kind", "name", "config_hash", "seed", "rung", "step", "epoch", "seconds",
+    "device_seconds", "global_batch", "status", "error", "time", "note",
+)  # fmt: skip
+
+
+class Ledger:
+    """Appends records to this process's own file; one `write` call per record, so that a kill tears at most the last."""
+
+    def __init__(self, study_dir: str | Path) -> None:
+        folder = Path(study_dir) / "ledger"
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}.jsonl"
+        self.path = folder / name
+        self._fd: int | None = None
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Write one record; None values are left out, non-finite numbers are written as null."""
+        unknown = [k for k in record if k not in KEYS and not k.startswith(("param.", "derived.", "metric."))]
+        if unknown:
+            raise ValueError(
+                f"not a ledger key: {unknown[0]}; legal are {', '.join(KEYS)}, param.*, derived.*, metric.*"
+            )
+        if self._fd is None:  # opened late, so that a process that writes nothing leaves no file
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        kept = {k: v for k, v in record.items() if v is not None or k.startswith("param.")}
+        kept.setdefault("time", round(time.time(), 3))
+        os.write(self._fd, (json.dumps(_plain(kept), allow_nan=False) + "\n").encode())
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+def _plain(record: dict[str, Any]) -> dict[str, Any]:
+    out = {}
+    for key, value in record.items():
+        if hasattr(value, "item"):
+            value = value.item()
+        if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+            value = None
+        out[key] = value
+    return out
+
+
+def records(study_dir: str | Path) -> Iterator[dict[str, Any]]:
+    """Every whole record of a study, in order of writing within each file; a torn line is skipped."""
+    for path in sorted((Path(study_dir) / "ledger").glob("*.jsonl")):
+        with path.open(encoding="utf8", errors="replace") as lines:
+            for line in lines:
+                try:
+                    record = json.loads(line)
+                except json.JSONDecodeError:
+                    continue  # torn by a kill; the trial that wrote it repeats the step
+                if isinstance(record, dict) and "trial" in record:
+                    yield record
+
+
+def fold(rows: Iterable[dict[str, Any]]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """(trials, steps): one row per trial with its last status, and one row per evaluation.
+
+    `trials` has the start record's params joined with the end record's metrics; a trial without an end is `running`.
+    Duplicates (a resumed trial repeats the steps after its checkpoint) are folded: the last one written wins.
+    `trials.attrs["duplicates"]` counts them. Records of the same trial may come from several files.
+    """
+    starts: dict[str, dict[str, Any]] = {}
+    ends: dict[str, dict[str, Any]] = {}
+    steps: dict[tuple[str, int], dict[str, Any]] = {}
+    duplicates = 0
+    for row in sorted(rows, key=lambda r: r.get("time", 0.0)):
+        trial = row["trial"]
+        if row.get("status") in FINISHED:
+            duplicates += trial in ends
+            ends[trial] = row
+        elif any(k.startswith("param.") for k in row):
+            starts[trial] = {**row, "first_time": starts.get(trial, row).get("first_time", row.get("time"))}
+        else:
+            key = (trial, int(row.get("step", 0)))
+            duplicates += key in steps
+            steps[key] = row
+    trials = []
+    for trial, start in starts.items():
+        merged = {**start, **ends.get(trial, {})}
+        merged["time"] = start["first_time"]
+        merged["end_time"] = ends.get(trial, {}).get("time")
+        merged.pop("first_time", None)
+        trials.append(merged)
+    trials_frame = pd.DataFrame(trials)
+    trials_frame.attrs["duplicates"] = duplicates
+    return trials_frame, pd.DataFrame(list(steps.values()))
+
+
+def read(study_dir: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """`fold` of every record of a study folder."""
+    return fold(records(study_dir))
+
+
+def write_meta(study_dir: str | Path, meta: dict[str, Any]) -> None:
+    """Write meta.json whole or not at all."""
+    write_whole(Path(study_dir) / "meta.json", json.dumps({"schema": SCHEMA, **meta}, indent=2, sort_keys=True) + "\n")
+
+
+def read_meta(study_dir: str | Path) -> dict[str, Any]:
+    """meta.json of a study; ValueError names what is wrong with it."""
+    path = Path(study_dir) / "meta.json"
+    if not path.is_file():
+        raise ValueError(
+            f"{study_dir}: not a study folder (meta.json is missing); legal is a folder made by mmts-ray search"
+        )
+    meta = json.loads(path.read_text(encoding="utf8"))
+    if meta.get("schema") != SCHEMA:
+        raise ValueError(f"{path}: schema {meta.get('schema')}; this version reads {SCHEMA}")
+    return meta
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Replace a file in one step: readers see the old text or the new one, never half."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf8")
+    os.replace(temporary, path)
