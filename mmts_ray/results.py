@@ -6,7 +6,7 @@ A study's `ledger/` holds JSONL files, one per writing process. A line is one re
     study trial kind name config_hash seed rung step epoch seconds device_seconds global_batch status error time
     param.<path>  derived.<path>  metric.<name>  note
 
-`status`: running | done | stopped (by the scheduler) | infeasible (non-finite, out of memory) | failed.
+`status`: waiting | running | done | stopped (by the scheduler) | infeasible (non-finite, out of memory) | failed.
 `seconds` counts from the trial's first start, `device_seconds` is seconds x devices; `time` is Unix time.
 A record is unique on (trial, step, status); the fold keeps the last one written.
 """
@@ -17,9 +17,11 @@ import socket
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA = 1
 KINDS = ("baseline", "search", "confirm")
@@ -31,7 +33,7 @@ KEYS = (
 
 
 class Ledger:
-    """Appends records to this process's own file; one `write` call per record, so that a kill tears at most the last."""
+    """Appends records to this process's own file; one `write` per record, so that a kill tears at most the last."""
 
     def __init__(self, study_dir: str | Path) -> None:
         folder = Path(study_dir) / "ledger"
@@ -83,12 +85,13 @@ def records(study_dir: str | Path) -> Iterator[dict[str, Any]]:
                     yield record
 
 
-def fold(rows: Iterable[dict[str, Any]]) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """(trials, steps): one row per trial with its last status, and one row per evaluation.
+def fold(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
+    """(trials, steps, duplicates): one record per trial with its last status, one per evaluation.
 
-    `trials` has the start record's params joined with the end record's metrics; a trial without an end is `running`.
-    Duplicates (a resumed trial repeats the steps after its checkpoint) are folded: the last one written wins.
-    `trials.attrs["duplicates"]` counts them. Records of the same trial may come from several files.
+    A trial is its start record (params) under its end record (metrics); without an end its status is that of the start.
+    A resumed trial repeats the steps after its checkpoint: the last record written wins, and `duplicates` counts those
+    folded. Records of one trial may come from several files. `time` is the trial's first start, `end_time` its end,
+    `starts` how often it began to run.
     """
     starts: dict[str, dict[str, Any]] = {}
     ends: dict[str, dict[str, Any]] = {}
@@ -100,26 +103,47 @@ def fold(rows: Iterable[dict[str, Any]]) -> tuple[pd.DataFrame, pd.DataFrame]:
             duplicates += trial in ends
             ends[trial] = row
         elif any(k.startswith("param.") for k in row):
-            starts[trial] = {**row, "first_time": starts.get(trial, row).get("first_time", row.get("time"))}
+            before = starts.get(trial, {"starts": 0, "time": row.get("time")})
+            begins = before["starts"] + (row.get("status") == "running")
+            starts[trial] = {**row, "time": before["time"], "starts": begins}
         else:
             key = (trial, int(row.get("step", 0)))
             duplicates += key in steps
             steps[key] = row
     trials = []
     for trial, start in starts.items():
-        merged = {**start, **ends.get(trial, {})}
-        merged["time"] = start["first_time"]
-        merged["end_time"] = ends.get(trial, {}).get("time")
-        merged.pop("first_time", None)
-        trials.append(merged)
-    trials_frame = pd.DataFrame(trials)
-    trials_frame.attrs["duplicates"] = duplicates
-    return trials_frame, pd.DataFrame(list(steps.values()))
+        end = ends.get(trial, {})
+        trials.append({**start, **end, "time": start["time"], "end_time": end.get("time")})
+    return trials, list(steps.values()), duplicates
 
 
-def read(study_dir: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`fold` of every record of a study folder."""
-    return fold(records(study_dir))
+def trials_of(study_dir: str | Path) -> dict[str, dict[str, Any]]:
+    """The trials of a study folder by id, each a plain record."""
+    trials, _, _ = fold(records(study_dir))
+    return {row["trial"]: row for row in trials}
+
+
+def read(study_dir: str | Path) -> "tuple[pd.DataFrame, pd.DataFrame]":
+    """`fold` of a study folder as frames (trials, steps); `trials.attrs["duplicates"]` counts the folded records."""
+    import pandas as pd
+
+    trials, steps, duplicates = fold(records(study_dir))
+    frame = pd.DataFrame(trials)
+    frame.attrs["duplicates"] = duplicates
+    return frame, pd.DataFrame(steps)
+
+
+def collect(study_dir: str | Path) -> Path:
+    """Rebuild `results.parquet` (one row per trial) from the ledger; written whole or not at all."""
+    trials, _ = read(study_dir)
+    for column in trials.columns:
+        if trials[column].dtype == object:  # a parameter that is text in one trial and absent in another
+            trials[column] = trials[column].map(lambda v: v if v is None or isinstance(v, str) else json.dumps(v))
+    path = Path(study_dir) / "results.parquet"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    trials.to_parquet(temporary)
+    os.replace(temporary, path)
+    return path
 
 
 def write_meta(study_dir: str | Path, meta: dict[str, Any]) -> None:

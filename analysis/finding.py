@@ -1,0 +1,121 @@
+"""What a panel's data function returns, and how the page and the JSON twin read it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pandas as pd
+from markupsafe import Markup
+
+from .tables import Study
+from .wording import full, plain
+
+SEVERITIES = {
+    "changes": ("■", "Changes the answer"),
+    "limits": ("▲", "Limits the claim"),
+    "record": ("●", "For the record"),
+}
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Stands where the picture would be: what is missing and the command that fills it."""
+
+    needs: Markup | str
+    command: str
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that was looked at. `problem` is None when it passed; `size` orders warnings of one severity."""
+
+    name: str
+    severity: str = "record"
+    problem: Markup | str | None = None
+    consequence: Markup | str = ""
+    size: float = 0.0
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A column that a panel adds to the table "What should I set?": one cell and one number per parameter path."""
+
+    key: str
+    head: str
+    cells: Mapping[str, Markup | str]
+    values: Mapping[str, Any]
+    numeric: bool = False
+    note: Markup | str = ""
+    legend: Markup = Markup()
+
+
+@dataclass(frozen=True)
+class Alt:
+    """A figure in words: `title` says what it is, `desc` gives axes, finding, n and what is missing."""
+
+    title: str
+    desc: str
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The numbers of one panel and every sentence about them.
+
+    `frames` and `numbers` hold all that the drawing shows. With a `refusal` the panel is not drawn.
+    """
+
+    title: Markup | str
+    used: str
+    frames: Mapping[str, pd.DataFrame] = field(default_factory=dict)
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+    sentences: tuple[Markup | str, ...] = ()
+    alts: Mapping[str, Alt] = field(default_factory=dict)
+    refusal: Refusal | None = None
+    checks: tuple[Check, ...] = ()
+    settings: tuple[Setting, ...] = ()
+
+    @property
+    def worst(self) -> str | None:
+        """Severity of the worst warning, or None."""
+        raised = {check.severity for check in self.checks if check.problem is not None}
+        return next((severity for severity in SEVERITIES if severity in raised), None)
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One entry of a PANELS table: its name in the navigation, its two functions, and whether it is open at load."""
+
+    name: str
+    data: Callable[[Study], Finding]
+    draw: Callable[[Study, Finding], Markup]
+    open: bool = False
+
+
+def twin(finding: Finding) -> dict[str, Any]:
+    """A finding as JSON: exact numbers, plain text, frames as columns and rows."""
+    return {
+        "title": plain(finding.title),
+        "used": finding.used,
+        "drawn": finding.refusal is None,
+        "refusal": finding.refusal
+        and {"needs": plain(finding.refusal.needs), "command": finding.refusal.command},
+        "sentences": [plain(sentence) for sentence in finding.sentences],
+        "numbers": {key: _value(value) for key, value in finding.numbers.items()},
+        "frames": {
+            name: {"columns": list(frame), "rows": [[_value(v) for v in row] for row in frame.itertuples(index=False)]}
+            for name, frame in finding.frames.items()
+        },
+        "figures": {name: {"title": alt.title, "desc": alt.desc} for name, alt in finding.alts.items()},
+    }
+
+
+def _value(value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool)):
+        return plain(value) if isinstance(value, Markup) else value
+    if isinstance(value, Mapping):
+        return {str(key): _value(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_value(inner) for inner in value]
+    if type(value).__name__ == "bool_" or type(value).__name__ == "bool":
+        return bool(value)
+    return full(value)

@@ -1,0 +1,133 @@
+"""The two parts of the page that every panel can add to: warnings, and the table "What should I set?"."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from markupsafe import Markup
+
+from ..finding import SEVERITIES, Finding
+from ..page import Column, notes, table
+from ..tables import Study, best_of_search, choose, default_value
+from ..wording import count, full, in_words, plain, setting
+
+SHOWN = 7  # warnings before the rest is folded
+
+
+def warnings(findings: Mapping[str, Finding]) -> tuple[list[dict[str, Any]], list[str]]:
+    """(warnings worst first, names of the checks that passed), each warning linked to the panel that raised it."""
+    order = list(SEVERITIES)
+    raised, passed = [], []
+    for panel, finding in findings.items():
+        for check in finding.checks:
+            if check.problem is None:
+                passed.append(check.name)
+                continue
+            mark, word = SEVERITIES[check.severity]
+            raised.append(
+                {
+                    "severity": check.severity,
+                    "mark": mark,
+                    "word": word,
+                    "problem": check.problem,
+                    "consequence": check.consequence,
+                    "check": check.name,
+                    "size": full(check.size),
+                    "panel": panel,
+                }
+            )
+    raised.sort(key=lambda w: (order.index(w["severity"]), -abs(w["size"] or 0)))
+    return raised, passed
+
+
+def warnings_twin(raised: list[dict[str, Any]], passed: list[str]) -> dict[str, Any]:
+    kept = ("severity", "problem", "consequence", "check", "size", "panel")
+    return {"raised": [{key: plain(w[key]) if isinstance(w[key], str) else w[key] for key in kept} for w in raised],
+            "passed": passed}  # fmt: skip
+
+
+def warnings_title(raised: list[dict[str, Any]], passed: list[str]) -> str:
+    if not raised:
+        return f"No warnings: {count(len(passed), 'check')} passed"
+    words = in_words(len(raised))
+    return f"{words} warning{'s, worst first' if len(raised) > 1 else ''}"
+
+
+def settings(study: Study, findings: Mapping[str, Finding]) -> Finding:
+    """One row per searched parameter: the winner's value, the default, and what the panels add."""
+    winner = choose(study).winner
+    best = best_of_search(study)
+    trial = winner.trial if winner and winner.trial else best["trial"] if best is not None else None
+    config: Mapping[str, Any] = study.configs.get(str(trial), {})
+    if winner is not None and not config:
+        config = study.configs.get(str(winner.runs["trial"].iloc[0]), {})
+    added = [column for finding in findings.values() for column in finding.settings]
+    rows = []
+    for parameter in study.space:
+        value = config.get(parameter.path)
+        default, of_baseline = default_value(study, parameter)
+        used = bool(config) and parameter.active(config) and parameter.path in config
+        set_to = setting(value, parameter) if used else "not used" if config else "unknown"
+        row = {
+            "path": parameter.path,
+            "name": study.named(parameter.path),
+            "doc": parameter.doc,
+            "set_to": value if used else None,
+            "set_to_text": set_to,
+            "default": default,
+            "default_text": setting(default, parameter) + ("" if of_baseline or study.default is None else " (declared)"),
+        }
+        for column in added:
+            row[column.key] = column.values.get(parameter.path)
+        rows.append(row)
+    columns = ["path", "name", "doc", "set_to", "set_to_text", "default", "default_text", *(c.key for c in added)]
+    frame = pd.DataFrame(rows, columns=columns).astype(object)
+    frame = frame.where(frame.notna(), None)
+    verdict = findings["verdict"]
+    return Finding(
+        title="What should I set?",
+        used=f"winner {winner.label}" if winner else f"best of the search, {trial}" if trial else "no finished trial",
+        frames={"parameters": frame},
+        numbers={"trial": trial, "config": dict(sorted(config.items()))},
+        sentences=(_lead(study, verdict, winner is not None, trial),),
+        settings=tuple(added),
+    )
+
+
+def draw_settings(study: Study, finding: Finding) -> Markup:
+    frame = finding.frames["parameters"]
+    if frame.empty:
+        return notes(["The study searched no parameter."])
+    columns = [
+        Column("name", "Parameter", lambda row: Markup('<span title="{}">{}</span>').format(row["doc"], row["name"]), False),
+        Column("set_to", "Set to", lambda row: Markup("<b>{}</b>").format(row["set_to_text"])),
+        Column("default", "Default", lambda row: row["default_text"]),
+    ]
+    for added in finding.settings:
+        columns.append(Column(added.key, added.head, _cell(added.cells), added.numeric))
+    legend = Markup("").join(column.legend for column in finding.settings if column.legend)
+    small = [column.note for column in finding.settings if column.note]
+    small.append(
+        "Set to: shown to three significant digits, the exact value is in the CSV and under Reproduce. "
+        "Importance, gain per parameter and safe range are not measured by this report."
+    )
+    drawn = table("settings.parameters", frame, columns, label="What should I set?", wide=True)
+    return Markup("{}{}{}").format(legend, drawn, notes(small))
+
+
+def _cell(cells: Mapping[str, Markup | str]) -> Any:
+    return lambda row: cells.get(row["path"], "not measured")
+
+
+def _lead(study: Study, verdict: Finding, confirmed: bool, trial: str | None) -> Markup:
+    case = verdict.numbers["case"]
+    if trial is None:
+        return Markup("No trial finished with a score, so there is nothing to set.")
+    if case == "refused":
+        who = "the best setting with fresh seeds" if confirmed else "the best trial of the search, one run"
+        return Markup("Provisional: these are the values of {}, {}.").format(who, trial)
+    if case == "established" or case == "alone":
+        return Markup("These are the winner's values.")
+    if case == "worse":
+        return Markup("Keep the default: these values scored below it.")
+    return Markup("These are the winner's values; leaving the default costs nothing that this study can measure.")

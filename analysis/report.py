@@ -1,0 +1,214 @@
+"""The report of a study: one offline HTML file and its JSON twin, the same bytes for the same ledger."""
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from mmts_ray import results
+
+from . import page
+from .finding import Finding, twin
+from .panels import QUESTIONS, collected, verdict
+from .tables import Study, best_of_search, choose, load
+from .wording import count, day, duration, plain, setting, short_hash
+
+SCHEMA = 1
+
+
+def write(study_dir: str | Path, out: str | Path | None = None) -> Path:
+    """Write report.html and report.json of a study, each whole or not at all; returns the path of the HTML file.
+
+    `out` is the folder, by default STUDY/report. Raises ValueError, one line, when STUDY is no study folder.
+    """
+    study = load(study_dir)
+    folder = Path(out) if out is not None else Path(study_dir) / "report"
+    folder.mkdir(parents=True, exist_ok=True)
+    findings = find(study)
+    settings = collected.settings(study, findings)
+    raised, passed = collected.warnings(findings)
+    html = _render(study, findings, settings, raised, passed)
+    results.write_whole(folder / "report.json", _json(study, findings, settings, raised, passed))
+    results.write_whole(folder / "report.html", html)
+    return folder / "report.html"
+
+
+def summary(study_dir: str | Path) -> dict[str, Any]:
+    """What the command line says at the end of a study.
+
+    Keys: study, feasible, reason (why not feasible), case, sentence (the verdict), command (what to run next, or
+    None), metric, direction, best {label, trial, source, config_hash, n, params}, scores {winner, runner_up, default:
+    {label, mean, lo, hi, n} or None}, difference {mean, lo, hi, n, paired, established} or None, warnings [text].
+    `params` holds the searched parameters that apply to the best configuration.
+    """
+    study = load(study_dir)
+    findings = find(study)
+    finding = findings["verdict"]
+    raised, _ = collected.warnings(findings)
+    rows = finding.frames["scores"].to_dict(orient="records")
+    scores: dict[str, Any] = {"winner": None, "runner_up": None, "default": None}
+    for row in rows:
+        key = str(row["role"]).replace("-", "_")
+        if key in scores:
+            number = {k: float(row[k]) if math.isfinite(row[k]) else None for k in ("mean", "lo", "hi")}
+            scores[key] = {"label": row["label"], **number, "n": int(row["n"])}
+    return {
+        "study": study.name,
+        "feasible": not study.finished.empty,
+        "reason": _reason(study),
+        "case": finding.numbers["case"],
+        "sentence": plain(finding.title),
+        "command": finding.refusal.command if finding.refusal else None,
+        "metric": study.reported.key,
+        "direction": finding.numbers["direction"],
+        "best": _best(study),
+        "scores": scores,
+        "difference": finding.numbers["difference"],
+        "warnings": [f"{w['word']}: {plain(w['problem'])}" for w in raised],
+    }
+
+
+def text(found: Mapping[str, Any]) -> str:
+    """A `summary` in a few lines for the terminal."""
+    lines = [found["reason"] or found["sentence"]]
+    best = found["best"]
+    if best:
+        values = ", ".join(f"{path}={setting(value)}" for path, value in best["params"].items())
+        lines.append(f"best: {best['label']} ({values})" if values else f"best: {best['label']}")
+    if found["command"]:
+        lines.append(f"next: {found['command']}")
+    return "\n".join([*lines, *found["warnings"]])
+
+
+def find(study: Study) -> dict[str, Finding]:
+    """Every panel's finding, the verdict first."""
+    findings = {"verdict": verdict.verdict(study)}
+    for panels in QUESTIONS.values():
+        for key, panel in panels.items():
+            findings[key] = panel.data(study)
+    return findings
+
+
+def _render(
+    study: Study, findings: Mapping[str, Finding], settings: Finding, raised: list[dict[str, Any]], passed: list[str]
+) -> str:
+    pointed = {warning["panel"] for warning in raised}
+    names = {"verdict": "Verdict"}
+    sections = []
+    for question, panels in QUESTIONS.items():
+        entries = []
+        for key, panel in panels.items():
+            finding = findings[key]
+            names[key] = panel.name
+            entries.append(
+                {
+                    "key": key,
+                    "name": panel.name,
+                    "finding": finding,
+                    "open": panel.open or (key in pointed and finding.worst in ("changes", "limits")),
+                    "glyph": _glyph(finding),
+                    "body": page.refusal(panel.name, finding) if finding.refusal else panel.draw(study, finding),
+                }
+            )
+        sections.append({"question": question, "panels": entries})
+    template = page.environment().get_template("report.html")
+    css, script = ((page.FOLDER / name).read_text(encoding="utf8") for name in ("report.css", "report.js"))
+    html = template.render(
+        study=study,
+        header=_header(study),
+        css=Markup(css),
+        script=Markup(script),
+        verdict=findings["verdict"],
+        verdict_chart=verdict.draw(study, findings["verdict"]),
+        verdict_glyph=_glyph(findings["verdict"]),
+        warnings=raised,
+        passed=passed,
+        warnings_title=collected.warnings_title(raised, passed),
+        shown=collected.SHOWN,
+        names=names,
+        settings=settings,
+        settings_body=collected.draw_settings(study, settings),
+        sections=sections,
+    )
+    return "\n".join(line for line in html.splitlines() if line.strip()) + "\n"
+
+
+def _json(
+    study: Study, findings: Mapping[str, Finding], settings: Finding, raised: list[dict[str, Any]], passed: list[str]
+) -> str:
+    report = {
+        "schema": SCHEMA,
+        "study": study.name,
+        "header": _header(study),
+        "objective": {m.key: "min" if m.better < 0 else "max" for m in study.objectives},
+        "reported": study.reported.key,
+        "interval": 0.95,
+        "ledger_hash": study.ledger_hash,
+        "feasible": not study.finished.empty,
+        "warnings": collected.warnings_twin(raised, passed),
+        "panels": {
+            **{key: twin(finding) for key, finding in findings.items()},
+            "settings": twin(settings),
+        },
+    }
+    return json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _header(study: Study) -> str:
+    trials, metric = study.trials, study.reported
+    search = trials[trials["kind"] == "search"]
+    fresh = trials[trials["kind"] == "confirm"]
+    ends = trials["end_time"].dropna()
+    data = study.meta.get("data") or {}
+    parts = [
+        f"{count(len(search), 'search trial')} ({study.meta.get('strategy') or 'strategy unknown'}), "
+        f"{count(len(fresh), 'fresh run')}, {duration(float(trials['device_seconds'].sum()))} of device time.",
+        f"Metric: {metric.label} on {metric.split or 'the reported split'}{', %' if metric.share else ''}, "
+        f"{'lower' if metric.better < 0 else 'higher'} is better. Intervals are 95 %.",
+    ]
+    where = [f"data {short_hash(str(data['key']))}"] if data.get("key") else []
+    when = [f"last run {day(float(ends.max()))}"] if len(ends) else []
+    parts.append(", ".join([*where, *when, f"ledger {short_hash(study.ledger_hash)}"]).capitalize() + ".")
+    return " ".join(parts)
+
+
+def _glyph(finding: Finding) -> tuple[str, str]:
+    """(mark, word) before a panel's name in the navigation."""
+    if finding.refusal is not None:
+        return "○", "not drawn"
+    return {"changes": ("■", "changes the answer"), "limits": ("▲", "warning")}.get(finding.worst or "", ("●", ""))
+
+
+def _reason(study: Study) -> str | None:
+    if not study.finished.empty:
+        return None
+    if study.trials.empty:
+        return "the ledger holds no run"
+    states = study.trials["state"].value_counts()
+    tally = ", ".join(f"{int(states[s])} {s}" for s in sorted(states.index))
+    errors = study.trials["error"].dropna().map(str).value_counts()
+    top = f"; most common error: {sorted(errors.items(), key=lambda e: (-e[1], e[0]))[0][0]}" if len(errors) else ""
+    return f"no feasible trial: {tally}{top}"
+
+
+def _best(study: Study) -> dict[str, Any] | None:
+    winner, best = choose(study).winner, best_of_search(study)
+    if winner is None and best is None:
+        return None
+    trial = winner.trial if winner is not None else str(best["trial"]) if best is not None else None
+    config = study.configs.get(str(trial), {})
+    if winner is not None and not config:
+        config = study.configs.get(str(winner.runs["trial"].iloc[0]), {})
+    row = study.trials[study.trials["trial"] == trial]
+    applies = [p for p in study.space if p.path in config and p.active(config)]
+    return {
+        "label": winner.label if winner is not None else trial,
+        "trial": trial,
+        "source": winner.source if winner is not None else str(row["kind"].iloc[0]),
+        "config_hash": winner.key if winner is not None else row["config_hash"].iloc[0],
+        "n": len(winner.values(study.reported.column)) if winner is not None else 0,
+        "params": {p.path: config[p.path] for p in applies},
+    }

@@ -1,0 +1,366 @@
+"""A study folder as tidy frames.
+
+One fidelity at a time: only runs that reached their end ("done") are compared; stopped ones are counted and left out.
+Fresh runs (kind "confirm") repeat a configuration with a seed that the search never saw; they alone carry claims.
+"""
+
+import hashlib
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from mmts_ray import results
+
+FRESH_NEEDED = 3  # below this a t interval is wider than any effect worth reporting
+STATES = ("done", "stopped", "infeasible", "failed", "running", "waiting")
+TEXT_COLUMNS = ("study", "trial", "kind", "name", "config_hash", "status", "error", "note")
+NUMBER_COLUMNS = ("seed", "rung", "step", "epoch", "seconds", "device_seconds", "global_batch", "time", "end_time")
+SHARE = re.compile(r"(^|_)(r\d+|recall|accuracy|map|ndcg|share)$")
+RECALL = re.compile(r"(?:(?<=_)|^)r(\d+)$")
+DIRECTIONS = {"i2t": "image-to-text", "t2i": "text-to-image", "mid": "middle"}
+SMALLER_IS_BETTER = re.compile(r"(^|_)(loss|median_rank|mean_rank|error)$")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A measured quantity: `key` names its ledger column, `better` is 1, -1 or 0 (nobody said)."""
+
+    key: str
+    better: int
+    share: bool  # lies in [0, 1] and is printed in percent
+
+    @property
+    def column(self) -> str:
+        return f"metric.{self.key}"
+
+    @property
+    def name(self) -> str:
+        return self.key.partition("_")[2] if self.key.startswith(("val_", "test_")) else self.key
+
+    @property
+    def split(self) -> str:
+        return {"val": "validation", "test": "test"}.get(self.key.partition("_")[0], "")
+
+    @property
+    def label(self) -> str:
+        words = RECALL.sub(r"R@\1", self.name).replace("_", " ").split(" ", 1)
+        return " ".join([DIRECTIONS.get(words[0], words[0]), *words[1:]])
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A searched parameter; `unit_of` places a value on its declared scale, 0 = low, 1 = high."""
+
+    path: str
+    kind: str  # float, int or choice
+    low: float
+    high: float
+    log: bool
+    values: tuple[Any, ...]
+    when: tuple[tuple[str, tuple[Any, ...]], ...]
+    default: Any
+    declared_low: float | None
+    declared_high: float | None
+    doc: str = ""
+    unit: str = ""
+
+    @property
+    def short(self) -> str:
+        return self.path.rpartition(".")[2]
+
+    @property
+    def scale(self) -> str:
+        return "choice" if self.kind == "choice" else "log" if self.log else "linear"
+
+    def position(self, values: Any) -> np.ndarray:
+        """Coordinates on the declared scale: [0, 1] for ranges, 0, 1, 2, ... for choices, NaN where not a number."""
+        if self.kind == "choice":
+            return np.array([_index(value, self.values) for value in np.atleast_1d(np.asarray(values, dtype=object))])
+        number = pd.to_numeric(pd.Series(np.atleast_1d(values)), errors="coerce").to_numpy(dtype=float)
+        if self.high <= self.low:
+            return np.where(np.isfinite(number), 0.5, np.nan)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            if self.log:
+                return np.log(number / self.low) / math.log(self.high / self.low)
+            return (number - self.low) / (self.high - self.low)
+
+    def at(self, position: float) -> float:
+        """The value at a position of a range."""
+        if self.log:
+            return float(self.low * (self.high / self.low) ** position)
+        return float(self.low + (self.high - self.low) * position)
+
+    def active(self, config: Mapping[str, Any]) -> bool:
+        return all(_index(config.get(path), legal) >= 0 for path, legal in self.when)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Everything the panels read. `trials` is sorted by id and has `state` and `score` (the first objective)."""
+
+    folder: str
+    name: str
+    meta: Mapping[str, Any]
+    trials: pd.DataFrame
+    steps: pd.DataFrame
+    configs: Mapping[str, Mapping[str, Any]]  # trial -> dotted path -> value, typed as written
+    space: tuple[Parameter, ...]
+    objectives: tuple[Metric, ...]
+    default: str | None  # name of the default baseline
+    duplicates: int
+    orphans: int  # trials whose start record was lost
+    ledger_hash: str
+
+    @property
+    def objective(self) -> Metric:
+        return self.objectives[0]
+
+    def metric(self, key: str) -> Metric:
+        """The metric of a ledger column, whether or not anyone has heard of it."""
+        for objective in self.objectives:
+            if objective.key == key or objective.name == key.partition("_")[2]:
+                return Metric(key, objective.better, objective.share)
+        return _metric(key, 0, self.trials)
+
+    @property
+    def reported(self) -> Metric:
+        """The metric of the verdict: the objective on the test split, or on validation when no test score exists."""
+        key = f"test_{self.objective.name}"
+        column = f"metric.{key}"
+        has_test = column in self.trials and self.trials.loc[self.trials["kind"] == "confirm", column].notna().any()
+        return self.metric(key) if has_test else self.objective
+
+    @property
+    def finished(self) -> pd.DataFrame:
+        """Baselines and search trials that reached their end with a finite score."""
+        return self.trials[self.trials["kind"].isin(["baseline", "search"]) & (self.trials["state"] == "done")]
+
+    @property
+    def searched(self) -> pd.DataFrame:
+        """The search trials among the finished."""
+        return self.finished[self.finished["kind"] == "search"]
+
+    def named(self, path: str) -> str:
+        """Shortest name that tells a parameter from the others."""
+        shorts = [p.short for p in self.space]
+        short = path.rpartition(".")[2]
+        return path if shorts.count(short) > 1 or short == "name" else short
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration with fresh runs: `runs` has one row per seed, done or not."""
+
+    key: str
+    label: str
+    source: str  # baseline or search
+    trial: str | None  # the run of the search that it repeats
+    runs: pd.DataFrame
+
+    def values(self, column: str) -> pd.Series:
+        """Finite values by seed."""
+        if column not in self.runs:
+            return pd.Series(dtype=float)
+        series = pd.to_numeric(self.runs.set_index("seed")[column], errors="coerce")
+        return series[np.isfinite(series) & (self.runs.set_index("seed")["state"] == "done")].sort_index()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Who is compared: the winner and runner-up by mean validation score on fresh seeds, and the default."""
+
+    winner: Candidate | None
+    runner_up: Candidate | None
+    default: Candidate | None
+    others: tuple[Candidate, ...]
+
+
+def load(study_dir: str | Path) -> Study:
+    """Read a study folder; ValueError, one line, when it is none."""
+    folder = Path(study_dir)
+    try:
+        meta = results.read_meta(folder)
+    except json.JSONDecodeError as problem:
+        raise ValueError(f"{folder / 'meta.json'}: not JSON ({problem})") from None
+    objective = meta.get("objective")
+    if not isinstance(objective, Mapping) or not objective:
+        raise ValueError(f"{folder / 'meta.json'}: objective is {objective!r}; legal is {{metric: max or min}}")
+    rows = list(results.records(folder))
+    ended, evaluations, duplicates = results.fold(rows)
+    seen = {str(row["trial"]) for row in rows}
+    trials = _tidy(pd.DataFrame(ended), f"metric.{next(iter(objective))}")
+    orphans = len(seen) - len(trials)
+    trials, repeated = _fold_repeats(trials)
+    configs: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        params = {key.removeprefix("param."): value for key, value in row.items() if key.startswith("param.")}
+        if params:
+            configs[str(row["trial"])] = params
+    baselines = [str(name) for name in meta.get("baselines") or []]
+    digest = hashlib.sha256("\n".join(sorted(json.dumps(row, sort_keys=True) for row in rows)).encode()).hexdigest()
+    return Study(
+        folder=folder.resolve().name,
+        name=str(meta.get("study") or folder.resolve().name),
+        meta=meta,
+        trials=trials,
+        steps=pd.DataFrame(evaluations),
+        configs=configs,
+        space=tuple(_parameter(entry) for entry in meta.get("space") or []),
+        objectives=tuple(_metric(k, -1 if d == "min" else 1, trials) for k, d in objective.items()),
+        default=baselines[0] if baselines else None,
+        duplicates=duplicates + repeated,
+        orphans=orphans,
+        ledger_hash=digest,
+    )
+
+
+def candidates(study: Study) -> list[Candidate]:
+    """Configurations that have fresh runs, in order of label."""
+    fresh = study.trials[study.trials["kind"] == "confirm"]
+    names = study.trials[study.trials["kind"] == "baseline"]
+    searched = study.trials[study.trials["kind"] == "search"]
+    baselines = set(map(str, study.meta.get("baselines") or [])) | set(names["name"].dropna())
+    found = []
+    for key, runs in fresh.groupby(fresh["config_hash"].fillna(fresh["name"]).fillna(fresh["trial"]), sort=True):
+        label = next((str(n) for n in runs["name"].dropna()), None)
+        same = searched[(searched["config_hash"] == key) | (searched["trial"] == label)]
+        baseline = names[(names["config_hash"] == key) | (names["name"] == label)]
+        source = "baseline" if label in baselines or len(baseline) else "search"
+        if source == "baseline" and label not in baselines:
+            label = str(baseline["name"].iloc[0])
+        origin = baseline if source == "baseline" else same
+        trial = str(origin["trial"].iloc[0]) if len(origin) else None
+        found.append(Candidate(str(key), label or trial or str(key)[:8], source, trial, runs))
+    return sorted(found, key=lambda candidate: candidate.label)
+
+
+def choose(study: Study) -> Chosen:
+    """Rank the configurations other than the default by mean validation score on fresh seeds.
+
+    Those with at least three seeds come first: one lucky run must not beat five.
+    """
+    found = candidates(study)
+    default = next((c for c in found if c.source == "baseline" and c.label == study.default), None)
+    column, better = study.objective.column, study.objective.better
+
+    def rank(candidate: Candidate) -> tuple[bool, float, str]:
+        values = candidate.values(column)
+        return (len(values) < FRESH_NEEDED, -better * float(values.mean()), candidate.label)
+
+    rivals = sorted((c for c in found if c is not default and len(c.values(column))), key=rank)
+    winner, runner_up = (rivals + [None, None])[:2]
+    others = tuple(c for c in rivals[2:] if c.source == "baseline")
+    return Chosen(winner, runner_up, default, others)
+
+
+def best_of_search(study: Study) -> pd.Series | None:
+    """The finished search trial with the best validation score (one run); a baseline when nothing else finished."""
+    pool = study.searched if len(study.searched) else study.finished
+    if pool.empty:
+        return None
+    order = (pool["score"] * study.objective.better).to_numpy()
+    return pool.iloc[int(np.argmax(order))]
+
+
+def best_tenth(study: Study) -> pd.DataFrame:
+    """The best tenth of the finished search trials, at least five."""
+    pool = study.searched
+    count = max(5, math.ceil(len(pool) / 10))
+    return pool.loc[(pool["score"] * -study.objective.better).sort_values(kind="stable").index[:count]]
+
+
+def default_value(study: Study, parameter: Parameter) -> tuple[Any, bool]:
+    """(value, whether the default baseline sets it): the baseline's value, or else the declared default."""
+    runs = study.trials[(study.trials["name"] == study.default) & study.trials["kind"].isin(["baseline", "confirm"])]
+    for trial in runs["trial"]:
+        if parameter.path in study.configs.get(trial, {}):
+            return study.configs[trial][parameter.path], True
+    return parameter.default, False
+
+
+def positions(study: Study, parameter: Parameter, trials: pd.DataFrame) -> np.ndarray:
+    """Where each trial lies on a parameter's scale; NaN where its `when` condition does not hold or it is null."""
+    configs = [study.configs.get(trial, {}) for trial in trials["trial"]]
+    if not configs:
+        return np.array([])
+    active = np.array([parameter.active(config) for config in configs])
+    return np.where(active, parameter.position([config.get(parameter.path) for config in configs]), np.nan)
+
+
+def column(frame: pd.DataFrame, name: str) -> pd.Series:
+    """A column, or all-missing where the ledger never had it."""
+    return frame[name] if name in frame else pd.Series(np.nan, index=frame.index, dtype=object)
+
+
+def _tidy(trials: pd.DataFrame, objective: str) -> pd.DataFrame:
+    missing = [c for c in (*TEXT_COLUMNS, *NUMBER_COLUMNS, objective) if c not in trials]
+    tidy = trials.assign(**{c: None if c in TEXT_COLUMNS else np.nan for c in missing})
+    for name in [c for c in tidy if c in NUMBER_COLUMNS or str(c).startswith("metric.")]:
+        tidy[name] = pd.to_numeric(tidy[name], errors="coerce").astype(float)
+    tidy = tidy.assign(
+        **{c: tidy[c].astype(object).where(tidy[c].notna(), None) for c in TEXT_COLUMNS},
+        score=tidy[objective].where(np.isfinite(tidy[objective])),
+    )
+    # a run can end "done" with a score that is no number: it is not comparable, hence infeasible
+    bad = (tidy["status"] == "done") & tidy["score"].isna()
+    tidy["state"] = tidy["status"].where(~bad, "infeasible")
+    tidy["error"] = tidy["error"].where(~bad | tidy["error"].notna(), "ended without a finite score")
+    return tidy.sort_values("trial", kind="stable").reset_index(drop=True)
+
+
+def _fold_repeats(trials: pd.DataFrame) -> tuple[pd.DataFrame, int]:
+    """One row per (kind, configuration, seed): the same point run twice is one observation, the last finished."""
+    known = trials["config_hash"].notna() & trials["seed"].notna()
+    ended = trials.assign(done=trials["state"] == "done").sort_values(["done", "end_time", "trial"], na_position="first")
+    repeated = ended[known.reindex(ended.index)].duplicated(["kind", "config_hash", "seed"], keep="last")
+    dropped = repeated[repeated].index
+    return trials.drop(index=dropped).reset_index(drop=True), len(dropped)
+
+
+def _metric(key: str, better: int, trials: pd.DataFrame) -> Metric:
+    values = column(trials, f"metric.{key}").dropna()
+    inside = bool(((values >= 0) & (values <= 1)).all()) if len(values) else True
+    share = bool(SHARE.search(key)) and inside
+    return Metric(key, better or (1 if share else -1 if SMALLER_IS_BETTER.search(key) else 0), share)
+
+
+def _parameter(entry: Mapping[str, Any]) -> Parameter:
+    declared = entry.get("declared") or {}
+    when = entry.get("when") or ()
+    pairs = when.items() if isinstance(when, Mapping) else when
+    return Parameter(
+        path=str(entry["path"]),
+        kind=str(entry["kind"]),
+        low=_float(entry.get("low")),
+        high=_float(entry.get("high")),
+        log=bool(entry.get("log")),
+        values=tuple(entry.get("values") or ()),
+        when=tuple((str(p), tuple(v) if isinstance(v, (list, tuple)) else (v,)) for p, v in pairs),
+        default=entry.get("default"),
+        declared_low=declared.get("low"),
+        declared_high=declared.get("high"),
+        doc=str(entry.get("doc") or ""),
+        unit=str(entry.get("unit") or ""),
+    )
+
+
+def _float(value: Any) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _index(value: Any, legal: tuple[Any, ...]) -> float:
+    """Place of a value among the legal ones; NaN if absent. True is not 1, and a missing number is None."""
+    if isinstance(value, (float, np.floating)) and math.isnan(value):
+        value = None
+    for place, other in enumerate(legal):
+        if (value is None) == (other is None) and isinstance(value, (bool, np.bool_)) == isinstance(other, bool):
+            if value == other:
+                return float(place)
+    return math.nan

@@ -1,0 +1,180 @@
+"""From YAML and the command line to one checked configuration; every refusal message lives here.
+
+A configuration is a flat mapping of dotted paths, `section.parameter`, to plain values. `section.name` chooses a function
+from that section's table; the function's signature says which other keys are legal, over which domain, with which default.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mmts_ray.data import DATASETS
+from mmts_ray.groups import GROUPS
+from mmts_ray.losses import LOSSES, SCHEDULED
+from mmts_ray.metrics import head_tail
+from mmts_ray.models import MODELS
+from mmts_ray.recipe import recipe
+from mmts_ray.schedules import SCHEDULES, from_shifts
+from mmts_ray.space import REQUIRED, Choice, Domain, Parameter, declared, did_you_mean
+
+Function = Callable[..., Any]
+NAMED: dict[str, tuple[Mapping[str, Function], str]] = {
+    "data": (DATASETS, "openmoji"),
+    "model": (MODELS, "frozen_heads"),
+    "groups": (GROUPS, "captions"),
+    "schedule": (SCHEDULES, "constant"),
+    "loss": (LOSSES, "info_nce"),
+}
+SINGLE: dict[str, Function] = {"train": recipe, "eval": head_tail}
+SECTIONS = (*NAMED, *SINGLE)
+SEED = "train.seed"
+SHIFTS = ("schedule.shift_min", "schedule.shift_max")  # the paper's names, accepted in place of tau_min and spread
+ENCODING = ("data.", "model.image_encoder", "model.text_encoder")  # one study has one set of features
+
+
+@dataclass(frozen=True)
+class TrialConfig:
+    """Everything that decides a trial's numbers: sorted (path, value) pairs, complete and checked."""
+
+    items: tuple[tuple[str, Any], ...]
+
+    def flat(self) -> dict[str, Any]:
+        return dict(self.items)
+
+    def name(self, section: str) -> str:
+        return self.flat()[f"{section}.name"]
+
+    def kwargs(self, section: str) -> dict[str, Any]:
+        """Arguments of the section's function."""
+        start = section + "."
+        return {k[len(start) :]: v for k, v in self.items if k.startswith(start) and k != start + "name"}
+
+    def function(self, section: str) -> Function:
+        return NAMED[section][0][self.name(section)] if section in NAMED else SINGLE[section]
+
+    @property
+    def seed(self) -> int:
+        return self.flat()[SEED]
+
+    @property
+    def hash(self) -> str:
+        """Identity of the configuration without its seed: 12 hex digits."""
+        text = json.dumps([item for item in self.items if item[0] != SEED], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def with_seed(self, seed: int) -> "TrialConfig":
+        return from_flat({**self.flat(), SEED: seed})
+
+
+def legal(flat: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Every path that may be set under the names chosen in `flat`, with its declaration."""
+    found: dict[str, Parameter] = {}
+    for section, (table, default) in NAMED.items():
+        names = Choice(tuple(table), doc=f"which function of {section} is used")
+        path = f"{section}.name"
+        found[path] = Parameter(name="name", domain=names, default=default)
+        name = _checked(path, names, flat.get(path, default))
+        found.update({f"{section}.{p.name}": p for p in declared(table[name]).values()})
+    for section, function in SINGLE.items():
+        found.update({f"{section}.{p.name}": p for p in declared(function).values()})
+    return found
+
+
+def from_flat(flat: Mapping[str, Any]) -> TrialConfig:
+    """Check a flat mapping and fill in the defaults; ValueError in one line: what is wrong, where, what is legal."""
+    flat = with_shifts(flat)
+    known = legal(flat)
+    for path in flat:
+        if path not in known:
+            raise ValueError(unknown_path(path, flat, known))
+    values: dict[str, Any] = {}
+    for path, parameter in known.items():
+        if path not in flat and parameter.default is REQUIRED:
+            raise ValueError(f"{path}: missing; legal is {parameter.domain}")
+        values[path] = _checked(path, parameter.domain, flat.get(path, parameter.default))
+    _check_together(values)
+    return TrialConfig(items=tuple(sorted(values.items())))
+
+
+def unknown_path(path: str, flat: Mapping[str, Any], known: Mapping[str, Parameter]) -> str:
+    """The refusal of a path: misspelt, another function's parameter, or no such section."""
+    section, _, key = path.partition(".")
+    if section not in SECTIONS:
+        return f"{path}: no section {section!r}{did_you_mean(section, SECTIONS)}; legal are {', '.join(SECTIONS)}"
+    here = [p.removeprefix(section + ".") for p in known if p.startswith(section + ".")]
+    hint = did_you_mean(key, here)
+    if section in NAMED and not hint:
+        table, default = NAMED[section]
+        name = flat.get(f"{section}.name", default)
+        owners = [other for other, function in table.items() if key in declared(function)]
+        if owners:
+            verb = "belongs to" if len(owners) == 1 else "belong to"
+            return (
+                f"{path}: not a parameter of {section} {name} ({key} {verb} {', '.join(owners)}); "
+                f"legal are {', '.join(here)}"
+            )
+    return f"{path}: unknown{hint}; legal are {', '.join(here)}"
+
+
+def _checked(path: str, domain: Domain, value: Any) -> Any:
+    try:
+        return domain.parse(value)
+    except ValueError as problem:
+        raise ValueError(f"{path}: {problem}") from None
+
+
+def with_shifts(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace shift_min and shift_max, the paper's names, by tau_min and spread."""
+    given = [path for path in SHIFTS if path in flat]
+    if not given:
+        return dict(flat)
+    clash = [p for p in ("schedule.tau_min", "schedule.spread") if p in flat]
+    if len(given) < len(SHIFTS) or "schedule.alpha" not in flat or clash:
+        raise ValueError(
+            f"{given[0]}: give schedule.shift_min, schedule.shift_max and schedule.alpha together, without "
+            "schedule.tau_min and schedule.spread (tau_min = shift_min - alpha/2, spread = shift_max - shift_min)"
+        )
+    numbers = {}
+    for path in (*SHIFTS, "schedule.alpha"):
+        value = flat[path]
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ValueError(f"{path}: {value!r} is not a number; legal is a number above 0")
+        numbers[path.partition(".")[2]] = float(value)
+    try:
+        converted = from_shifts(**numbers)
+    except ValueError as problem:
+        raise ValueError(f"{given[0]}: {problem}") from None
+    return {**{k: v for k, v in flat.items() if k not in SHIFTS}, **{f"schedule.{k}": v for k, v in converted.items()}}
+
+
+def _check_together(values: Mapping[str, Any]) -> None:
+    """Rules that span sections."""
+    loss, schedule = values["loss.name"], values["schedule.name"]
+    if schedule == "learnable":
+        if SCHEDULED[loss] != "temperature":
+            raise ValueError(
+                f"schedule.name: learnable does not fit loss {loss} (a learned margin shrinks to nothing); "
+                f"legal are {', '.join(n for n in SCHEDULES if n != 'learnable')}"
+            )
+        low, init, high = (values[f"schedule.{k}"] for k in ("low", "init", "high"))
+        if not low <= init <= high:
+            raise ValueError(f"schedule.init: {init} is outside [low, high] = [{low}, {high}]")
+
+
+def set_path(text: str) -> tuple[str, Any]:
+    """Read a command-line override, `path=value`; the value is YAML, and 1e-3 is a number here."""
+    import yaml
+
+    path, equals, value = text.partition("=")
+    if not equals or not path.strip():
+        raise ValueError(f"{text!r} is not an override; legal is path=value, as in train.lr=0.001 or trials=8")
+    try:
+        parsed = yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise ValueError(f"{text!r} is not an override: {value!r} is not YAML; quote it") from None
+    if isinstance(parsed, str) and re.fullmatch(r"[+-]?(\d+\.?\d*|\.\d+)[eE][+-]?\d+", parsed):
+        parsed = float(parsed)
+    return path.strip(), parsed

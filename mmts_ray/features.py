@@ -1,0 +1,369 @@
+"""Frozen features: encode every picture and caption once, keep them for ever in a content-addressed cache.
+
+An entry is a folder with `features.npy` and `manifest.json`; it appears whole, by one rename, or not at all. Its key
+covers what went in (pictures or captions) and the encoder's weights, so that nothing is ever out of date.
+
+Shapes: N images, M caption rows (pairs), U unique captions, I and T feature dimensions.
+"""
+
+import json
+import logging
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import numpy as np
+
+from mmts_ray.data.dataset import Dataset, digest
+from mmts_ray.encoders import cores, encoding_threads, file_hash, find_encoder
+
+if TYPE_CHECKING:
+    from mmts_ray.encoders import Encoder, Tower
+
+SCHEMA = 1
+ARRAY, MANIFEST = "features.npy", "manifest.json"
+UNDECODABLE = "image cannot be decoded"
+log = logging.getLogger(__name__)
+
+Progress = Callable[[int, int, str], None]  # done, total, what
+Failed = dict[int, str]  # picture -> why it has no features
+
+
+@dataclass(frozen=True)
+class Frozen:
+    """Features of a data set and how they pair; plain arrays, never written to (Ray shares them between processes)."""
+
+    image_NI: np.ndarray  # float32
+    text_UT: np.ndarray  # float32
+    text_M: np.ndarray  # int32: unique caption of each row
+    image_M: np.ndarray  # int32: image of each row
+    split_N: np.ndarray  # int8: 0 train, 1 validation, 2 test
+    id_N: np.ndarray  # int32: images with equal ids are never each other's negatives
+    class_N: np.ndarray | None  # int32
+    key: str
+    notes: tuple[str, ...] = ()
+    names: dict[str, Any] = field(default_factory=dict)  # data, image_encoder, text_encoder, classes, dropped
+
+
+def default_cache_dir() -> Path:
+    """$MMTS_RAY_CACHE, or ~/.cache/mmts-ray, as an absolute path (Ray's workers start in another folder)."""
+    return Path(os.environ.get("MMTS_RAY_CACHE") or "~/.cache/mmts-ray").expanduser().absolute()
+
+
+def encode(
+    dataset: Dataset,
+    *,
+    image_encoder: str,
+    text_encoder: str,
+    cache_dir: str | Path | None = None,
+    progress: Progress | None = None,
+    verify: bool = False,
+) -> Frozen:
+    """Features of a data set, from the cache if they are there; `verify` also checks their SHA-256.
+
+    A picture that cannot be decoded is dropped with its captions, counted by row, and held against the data set's
+    `strict` and `max_dropped`. A data set of ready features needs no encoder. Of processes that want the same entry at
+    once, one makes it and the others wait. Raises ValueError, one line: unknown encoder, no network for its weights,
+    cache not writable, too many drops.
+    """
+    if dataset.image is None:
+        return _ready(dataset)
+    cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
+    images, texts = find_encoder("image", image_encoder), find_encoder("text", text_encoder)
+    report = progress or (lambda done, total, what: None)
+    image_key = digest("image", dataset.images_fingerprint, images.version)[:32]
+
+    def fill_images(tower: "Tower", out_NI: np.ndarray) -> Failed:
+        return _encode_images(dataset, tower, out_NI, lambda done, total: report(done, total, f"images, {images.name}"))
+
+    image_NI, failed = _entry(cache / f"image-{image_key}", images, len(dataset.split_N), fill_images, verify)
+    dataset, keep_N = _without(dataset, failed)
+    if failed:
+        image_NI = image_NI[keep_N]
+    unique = sorted(set(dataset.captions))
+    text_key = digest("text", unique, texts.version)[:32]
+
+    def fill_texts(tower: "Tower", out_UT: np.ndarray) -> Failed:
+        return _encode_texts(unique, tower, out_UT, lambda done, total: report(done, total, f"captions, {texts.name}"))
+
+    text_UT, _ = _entry(cache / f"text-{text_key}", texts, len(unique), fill_texts, verify)
+    position = {caption: index for index, caption in enumerate(unique)}
+    text_M = np.array([position[caption] for caption in dataset.captions], dtype=np.int32)
+    encoders = {"image_encoder": images.name, "text_encoder": texts.name}
+    return _frozen(dataset, image_NI, text_UT, text_M, f"{image_key} {text_key}", encoders)
+
+
+def _ready(dataset: Dataset) -> Frozen:
+    assert dataset.image_features_NI is not None
+    assert dataset.text_features_UT is not None
+    assert dataset.text_M is not None
+    given = {"image_encoder": "given", "text_encoder": "given"}
+    key = dataset.images_fingerprint
+    return _frozen(dataset, dataset.image_features_NI, dataset.text_features_UT, dataset.text_M, key, given)
+
+
+def _frozen(
+    dataset: Dataset, image_NI: np.ndarray, text_UT: np.ndarray, text_M: np.ndarray, key: str, encoders: dict[str, Any]
+) -> Frozen:
+    return Frozen(
+        image_NI=image_NI,
+        text_UT=text_UT,
+        text_M=text_M,
+        image_M=dataset.image_M,
+        split_N=dataset.split_N,
+        id_N=dataset.id_N,
+        class_N=dataset.class_N,
+        key=digest(key, text_M, dataset.image_M, dataset.split_N, dataset.id_N, dataset.class_N)[:32],
+        notes=dataset.notes + dataset.drops.notes(),
+        names={"data": dataset.name, **encoders, "classes": dataset.class_names, "dropped": dataset.dropped},
+    )
+
+
+def _without(dataset: Dataset, failed: Failed) -> tuple[Dataset, np.ndarray]:
+    """(the data set without the pictures that failed, which images stay)."""
+    keep_N = np.ones(len(dataset.split_N), dtype=bool)
+    if not failed:
+        return dataset, keep_N
+    keep_N[list(failed)] = False
+    drops = replace(dataset.drops, rows=list(dataset.drops.rows))
+    keep_M = keep_N[dataset.image_M]
+    stay_M, stay_N = np.flatnonzero(keep_M).tolist(), np.flatnonzero(keep_N).tolist()
+    bad = {(int(dataset.row_M[m]), int(dataset.image_M[m])) for m in np.flatnonzero(~keep_M)}
+    for row, image in sorted(bad):
+        drops.add(row, UNDECODABLE, f"{dataset.image_ids[image]}: {failed[image]}")
+    drops.check()
+    renumbered_N = np.cumsum(keep_N, dtype=np.int32) - 1
+    kept = replace(
+        dataset,
+        captions=[dataset.captions[m] for m in stay_M],
+        image_M=renumbered_N[dataset.image_M[keep_M]],
+        row_M=dataset.row_M[keep_M],
+        split_N=dataset.split_N[keep_N],
+        id_N=dataset.id_N[keep_N],
+        class_N=None if dataset.class_N is None else dataset.class_N[keep_N],
+        image_ids=[dataset.image_ids[n] for n in stay_N],
+        drops=drops,
+    )
+    return kept, keep_N
+
+
+def _encode_images(dataset: Dataset, tower: "Tower", out_NI: np.ndarray, report: Callable[[int, int], None]) -> Failed:
+    """Fill `out_NI` batch by batch, pictures opened by threads; returns the pictures that failed."""
+    import torch
+
+    assert dataset.image is not None
+    open_image, total = dataset.image, len(out_NI)
+    # on a GPU the next batches are opened meanwhile; on the CPU that gains nothing, and where opening holds the
+    # interpreter lock (resvg does) it delays every one of the network's operations: 22 s instead of 14 s for openmoji
+    batches_ahead = 3 if torch.cuda.is_available() else 1
+
+    def prepare(index: int) -> Any:
+        try:
+            return tower.prepare(open_image(index))
+        except MemoryError:
+            raise
+        except Exception as problem:  # decoders raise anything on hostile bytes
+            if isinstance(problem, OSError) and problem.errno is not None:
+                # the file system failed, not the picture: that must not be remembered as a bad picture
+                raise ValueError(f"{dataset.image_ids[index]}: cannot be read ({problem.strerror})") from problem
+            return " ".join(str(problem).split())[:100] or type(problem).__name__
+
+    failed: Failed = {}
+    starts = range(0, total, tower.batch_size)
+    ahead: deque[list[Future[Any]]] = deque()
+    report(0, total)
+    pool = ThreadPoolExecutor(max_workers=cores())
+    try:
+        for number, start in enumerate(starts):
+            while len(ahead) < batches_ahead and number + len(ahead) < len(starts):
+                first = starts[number + len(ahead)]
+                ahead.append([pool.submit(prepare, i) for i in range(first, min(first + tower.batch_size, total))])
+            inputs = [future.result() for future in ahead.popleft()]
+            failed.update({start + offset: value for offset, value in enumerate(inputs) if isinstance(value, str)})
+            good = [offset for offset, value in enumerate(inputs) if not isinstance(value, str)]
+            if good:
+                rows = tower.encode([inputs[offset] for offset in good])
+                for offset, row in zip(good, rows):
+                    if np.isfinite(row).all():
+                        out_NI[start + offset] = row
+                    else:
+                        failed[start + offset] = "its features are not finite"
+            report(min(start + tower.batch_size, total), total)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    return failed
+
+
+def _encode_texts(
+    texts: Sequence[str], tower: "Tower", out_UT: np.ndarray, report: Callable[[int, int], None]
+) -> Failed:
+    """Fill `out_UT`, texts of like length together: padding to the longest of a mixed batch is wasted work."""
+    report(0, len(texts))
+    by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+    for start in range(0, len(texts), tower.batch_size):
+        chosen = by_length[start : start + tower.batch_size]
+        rows = tower.encode([tower.prepare(texts[i]) for i in chosen])
+        if not np.isfinite(rows).all():
+            raise ValueError(f"text features are not finite among the captions around {texts[chosen[0]]!r}")
+        out_UT[chosen] = rows
+        report(start + len(chosen), len(texts))
+    return {}
+
+
+def _entry(
+    folder: Path, encoder: "Encoder", rows: int, fill: "Callable[[Tower, np.ndarray], Failed]", verify: bool
+) -> tuple[np.ndarray, Failed]:
+    """The features of a cache entry, made first if it is not there or not whole."""
+    found = _read_entry(folder, rows, verify)
+    if found is not None:
+        return found
+    try:
+        with locked(folder.parent / f"{folder.name}.lock"):
+            found = _read_entry(folder, rows, verify)  # another process may have made it while we waited
+            if found is None:
+                _write_entry(folder, encoder, rows, fill)
+                found = _read_entry(folder, rows, verify=False)
+    except OSError as problem:
+        raise ValueError(
+            f"{folder.parent}: cannot keep features there ({problem.strerror or problem}); "
+            "set MMTS_RAY_CACHE to a folder with space that is writable"
+        ) from problem
+    assert found is not None
+    return found
+
+
+def _read_entry(folder: Path, rows: int, verify: bool) -> tuple[np.ndarray, Failed] | None:
+    """The entry's features, memory-mapped and read-only; None when it is not there or anything about it is wrong."""
+    if not folder.is_dir():
+        return None
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf8"))
+        path = folder / ARRAY
+        if manifest["schema"] != SCHEMA or path.stat().st_size != manifest["bytes"]:
+            raise ValueError("its size is not that in its manifest")
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+        if list(array.shape) != manifest["shape"] or len(array) != rows or array.dtype != np.float32:
+            raise ValueError(f"its shape {array.shape} is not that in its manifest")
+        if verify and file_hash(path) != manifest["sha256"]:
+            raise ValueError("its SHA-256 is not that in its manifest")
+        failed = {int(index): str(why) for index, why in manifest["failed"].items()}
+    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as problem:
+        log.warning("%s: damaged (%s); encoding it again", folder, problem)
+        return None
+    return np.asarray(array), failed  # a plain view of the mapped file: np.memmap would pickle as itself
+
+
+def _write_entry(folder: Path, encoder: "Encoder", rows: int, fill: "Callable[[Tower, np.ndarray], Failed]") -> None:
+    for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed: we hold the lock
+        shutil.rmtree(left, ignore_errors=True)
+    temporary = folder.parent / f".{folder.name}.{os.getpid()}"
+    temporary.mkdir()
+    try:
+        path = temporary / ARRAY
+        with encoding_threads():
+            tower = encoder.load()
+            array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, tower.dim))
+            _reserve(path)
+            failed = fill(tower, array)
+        array.flush()
+        shape = list(array.shape)
+        del array
+        manifest = {
+            "schema": SCHEMA,
+            "encoder": encoder.name,
+            "version": encoder.version,
+            "shape": shape,
+            "bytes": path.stat().st_size,
+            "sha256": file_hash(path),
+            "failed": {str(index): why for index, why in failed.items()},
+        }
+        with (temporary / MANIFEST).open("w", encoding="utf8") as file:
+            json.dump(manifest, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        for synced in (path, temporary):
+            sync(synced)
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.rename(temporary, folder)
+        sync(folder.parent)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _reserve(path: Path) -> None:
+    """Take the disk space now: a full disk is an error here, but would kill the process at a write to mapped memory."""
+    if hasattr(os, "posix_fallocate"):
+        with path.open("r+b") as file:
+            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+
+def sync(path: Path) -> None:
+    """Force a file or folder to disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file; a process that finds it held waits. The system lets go of it when its holder dies."""
+    import fcntl
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            log.info("%s: another process is making this, waiting for it", path.stem)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def progress_on(stream: TextIO) -> Iterator[Progress]:
+    """A progress callback that shows rate and time left: a bar on a terminal, else a line every few seconds."""
+    if not stream.isatty():
+        yield _lines_on(stream)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
+    with Bars(*columns, TimeRemainingColumn(), console=Console(file=stream)) as bars:
+        tasks: dict[str, Any] = {}
+
+        def show(done: int, total: int, what: str) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total, rate="")
+            speed = bars.tasks[bars.task_ids.index(tasks[what])].speed
+            bars.update(tasks[what], completed=done, rate=f"{speed:,.0f}/s" if speed else "")
+
+        yield show
+
+
+def _lines_on(stream: TextIO, every: float = 5.0) -> Progress:
+    started: dict[str, float] = {}
+    said: dict[str, float] = {}
+
+    def show(done: int, total: int, what: str) -> None:
+        now = time.monotonic()
+        first = started.setdefault(what, now)
+        if done < total and now - said.get(what, first) < every:
+            return
+        said[what] = now
+        rate = done / (now - first) if now > first else 0.0
+        end = f"in {now - first:.1f} s" if done >= total else f"{(total - done) / rate:.0f} s left" if rate else ""
+        print(f"{what}: {done:,}/{total:,} ({done / total:.0%}), {rate:,.0f}/s, {end}", file=stream, flush=True)
+
+    return show

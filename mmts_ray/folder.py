@@ -1,0 +1,166 @@
+"""A study's folder: made once, read back by everything else.
+
+    STUDY/study.yaml  meta.json  ledger/  results.parquet  optuna.journal  ray/  checkpoints/  report/
+
+Everything in it is YAML (safe), JSON, JSONL, parquet, safetensors or a `weights_only` checkpoint: opening somebody
+else's study executes nothing.
+"""
+
+import os
+import platform
+import subprocess
+import time
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mmts_ray import __version__, results
+from mmts_ray.config import legal
+from mmts_ray.features import Frozen
+from mmts_ray.space import Choice, Float
+from mmts_ray.space_file import load
+from mmts_ray.study import StudyConfig, to_dict
+
+STUDY = "study.yaml"
+
+
+def refuse_existing(study_dir: Path) -> None:
+    """A study folder is never overwritten, and other people's files are never mixed with ours."""
+    if (study_dir / STUDY).exists():
+        raise ValueError(
+            f"{study_dir}: a study is there already; continue it with `mmts-ray resume {study_dir}`, "
+            f"add trials with `mmts-ray extend {study_dir} --trials N`, or choose another --out"
+        )
+    if study_dir.exists() and (not study_dir.is_dir() or any(study_dir.iterdir())):
+        raise ValueError(f"{study_dir}: exists and is not a study; choose another --out")
+
+
+def create(study: StudyConfig, study_dir: Path, frozen: Frozen, *, command: str) -> None:
+    """Write meta.json and then study.yaml, whose presence makes the folder a study."""
+    refuse_existing(study_dir)
+    study_dir.mkdir(parents=True, exist_ok=True)
+    results.write_meta(study_dir, describe(study, frozen, command=command))
+    save(study, study_dir)
+
+
+def save(study: StudyConfig, study_dir: Path) -> None:
+    """Write study.yaml whole or not at all."""
+    import yaml
+
+    results.write_whole(study_dir / STUDY, yaml.safe_dump(to_dict(study), sort_keys=False, allow_unicode=True))
+
+
+def open_study(study_dir: Path) -> StudyConfig:
+    """The study of a folder; ValueError in one line when it is none."""
+    if not (study_dir / STUDY).is_file():
+        raise ValueError(f"{study_dir}: not a study folder ({STUDY} is missing); `mmts-ray search` makes one")
+    return load(study_dir / STUDY)
+
+
+def extended(study: StudyConfig, *, trials: int, space: Path | None) -> StudyConfig:
+    """The study with more trials, and with the search and baselines of another file when one is given."""
+    if trials < 0 or (not trials and space is None):
+        raise ValueError(f"--trials: {trials}; legal is a whole number above 0 (or --space with a wider space)")
+    if study.strategy == "grid" and trials:
+        raise ValueError("--trials: a grid has no further points; give --space with more of them")
+    if space is not None:
+        other = load(space)
+        for key in ("objective", "fixed", "strategy"):
+            if getattr(other, key) != getattr(study, key):
+                raise ValueError(f"{space}: its {key} differs from the study's; only search: and baseline: may change")
+        study = replace(study, searched=other.searched, baselines=other.baselines)
+    return replace(study, trials=study.trials + trials)
+
+
+def update(study: StudyConfig, study_dir: Path, frozen: Frozen) -> None:
+    """Write a changed study; meta.json keeps the command and date of the first run."""
+    before = results.read_meta(study_dir)
+    meta = describe(study, frozen, command=before["command"])
+    results.write_meta(study_dir, {**meta, "created": before["created"]})
+    save(study, study_dir)
+
+
+def describe(study: StudyConfig, frozen: Frozen, *, command: str) -> dict[str, Any]:
+    """What the analysis needs to know beside the ledger."""
+    return {
+        "study": study.study,
+        "objective": dict(study.objective),
+        "strategy": study.strategy,
+        "seed": study.seed,
+        "trials": study.trials,
+        "baselines": [name for name, _ in study.baselines],
+        "space": [_described(study, index) for index in range(len(study.searched))],
+        "confirm": {"top": study.confirm_top, "seeds": study.confirm_seeds},
+        "command": command,
+        "versions": {
+            "mmts_ray": __version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in ("ray", "torch", "optuna", "scikit-learn", "numpy")},
+        },
+        "git": _git(),
+        "hardware": _hardware(),
+        "data": {
+            "key": frozen.key,
+            "train": int((frozen.split_N == 0).sum()),
+            "validation": int((frozen.split_N == 1).sum()),
+            "test": int((frozen.split_N == 2).sum()),
+            "notes": list(frozen.notes),
+            **frozen.names,
+        },
+        "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def _described(study: StudyConfig, index: int) -> dict[str, Any]:
+    entry = study.searched[index]
+    domain = entry.domain
+    names = {k: v for k, v in (*study.fixed, *study.example().items(), *((p, v[0]) for p, v in entry.when))}
+    parameter = legal({k: v for k, v in names.items() if k.endswith(".name")})[entry.path]
+    outer = parameter.domain
+    out: dict[str, Any] = {
+        "path": entry.path,
+        "when": {path: list(values) for path, values in entry.when},
+        "doc": outer.doc,
+        "unit": outer.unit,
+        "source": outer.source,
+        "default": parameter.default,
+    }
+    if isinstance(domain, Choice):
+        return {**out, "kind": "choice", "values": list(domain.values)}
+    kind = "float" if isinstance(domain, Float) else "int"
+    declared = {"low": getattr(outer, "low", None), "high": getattr(outer, "high", None)}
+    ends = {"low": domain.low, "high": domain.high, "log": domain.log}  # type: ignore[union-attr]
+    return {**out, "kind": kind, **ends, "declared": declared}
+
+
+def _git() -> dict[str, Any] | None:
+    """Commit of the code that runs, when it runs from a checkout."""
+    here = Path(__file__).resolve().parent
+    try:
+        run = [
+            subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, timeout=10, check=True)
+            for words in (["rev-parse", "HEAD"], ["status", "--porcelain", "--untracked-files=no"])
+        ]
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return {"commit": run[0].stdout.strip(), "dirty": bool(run[1].stdout.strip())}
+
+
+def _hardware() -> dict[str, Any]:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cpu = ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        lines = [x for x in cpuinfo.read_text().splitlines() if x.startswith("model name")]
+        cpu = lines[0].partition(":")[2].strip() if lines else ""
+    import torch
+
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "cpus": os.cpu_count(),
+        "cpu": cpu,
+        "memory_gib": round(memory, 1),
+        "gpus": gpus,
+        "platform": platform.platform(),
+    }

@@ -1,0 +1,143 @@
+"""What may be set, and what a study resolves to: the text behind `params` and `check`."""
+
+from typing import Any
+
+from mmts_ray.config import NAMED, SECTIONS, SINGLE
+from mmts_ray.space import REQUIRED, Choice, Domain, declared, did_you_mean
+from mmts_ray.study import STRATEGIES, StudyConfig, grid
+
+COLUMNS = ("parameter", "of", "domain", "default", "unit", "source", "meaning")
+
+
+def parameters(name: str | None = None) -> list[dict[str, Any]]:
+    """Every declared parameter, or those of a section (`loss`) or of one function (`info_nce`)."""
+    functions = [(section, key, f) for section, (table, _) in NAMED.items() for key, f in table.items()]
+    functions += [(section, "", f) for section, f in SINGLE.items()]
+    legal_names = [*SECTIONS, *(key for _, key, _ in functions if key)]
+    if name is not None and name not in legal_names:
+        raise ValueError(
+            f"{name!r}: no such section or function{did_you_mean(name, legal_names)}; legal are {', '.join(legal_names)}"
+        )
+    rows: list[dict[str, Any]] = []
+    for section, (table, default) in NAMED.items():
+        if name in (None, section):
+            names = ", ".join(table)
+            row = {"parameter": f"{section}.name", "of": "", "domain": f"one of {names}", "default": default}
+            rows.append({**row, "unit": "", "source": "", "meaning": f"which function of {section} is used"})
+        rows += _rows([f for f in functions if f[0] == section], name)
+    return rows + _rows([f for f in functions if not f[1]], name)
+
+
+def _rows(functions: list[tuple[str, str, Any]], name: str | None) -> list[dict[str, Any]]:
+    rows = []
+    for section, key, function in functions:
+        if name not in (None, section, key):
+            continue
+        for p in declared(function).values():
+            rows.append(
+                {
+                    "parameter": f"{section}.{p.name}",
+                    "of": key,
+                    "domain": _domain(p.domain),
+                    "default": "required" if p.default is REQUIRED else p.default,
+                    "unit": p.domain.unit,
+                    "source": p.domain.source,
+                    "meaning": p.domain.doc,
+                }
+            )
+    return rows
+
+
+def _domain(domain: Domain) -> str:
+    return str(domain) + (", log scale" if getattr(domain, "log", False) else "")
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def plain(rows: list[dict[str, Any]]) -> str:
+    """Two or three lines a parameter: what it is set with, what it means."""
+    lines = []
+    for row in rows:
+        of = f"  ({row['of']})" if row["of"] else ""
+        unit = f" {row['unit']}" if row["unit"] else ""
+        lines.append(f"{row['parameter']}{of} = {_shown(row['default'])}{unit}")
+        lines.append(f"    {row['meaning']}; {row['domain']}")
+        if row["source"]:
+            lines.append(f"    source: {row['source']}")
+    return "\n".join(lines)
+
+
+def markdown(rows: list[dict[str, Any]]) -> str:
+    """One Markdown table."""
+    lines = ["| " + " | ".join(COLUMNS) + " |", "|" + " --- |" * len(COLUMNS)]
+    for row in rows:
+        lines.append("| " + " | ".join(_shown(row[c]).replace("|", "\\|") for c in COLUMNS) + " |")
+    return "\n".join(lines)
+
+
+def resolved(study: StudyConfig) -> dict[str, Any]:
+    """The whole study as it will run: every fixed value filled in, the space, the baselines, the cost, the resources."""
+    example = study.trial_config(study.example())
+    searched = {entry.path for entry in study.searched}
+    sampled = len(grid(study)) if study.strategy == "grid" else (study.trials if study.searched else 0)
+    confirmed = (min(study.confirm_top, sampled) + len(study.baselines)) * study.confirm_seeds
+    epochs = example.kwargs("train")["epochs"]
+    runs = sampled + len(study.baselines) + confirmed
+    return {
+        "study": study.study,
+        "objective": dict(study.objective),
+        "strategy": study.strategy,
+        "strategy_meaning": STRATEGIES[study.strategy],
+        "seed": study.seed,
+        "fixed": {k: v for k, v in example.items if k not in searched},
+        "search": {e.path: _searched(e) for e in study.searched},
+        "baseline": {name: dict(items) for name, items in study.baselines},
+        "cost": {
+            "sampled_trials": sampled,
+            "baseline_trials": len(study.baselines),
+            "confirm_trials": confirmed,
+            "epochs_at_most": runs * epochs,
+        },
+        "resources_per_trial": {
+            "cpus": study.resources.cpus,
+            "gpus": study.resources.gpus,
+            "concurrent": study.resources.concurrent or "as many as fit",
+        },
+    }
+
+
+def _searched(entry: Any) -> str:
+    domain = entry.domain
+    text = str(domain) if isinstance(domain, Choice) else _domain(domain)
+    return text + "".join(f", when {path} is {' or '.join(map(str, values))}" for path, values in entry.when)
+
+
+def describe(resolved: dict[str, Any]) -> str:
+    """`resolved` for people."""
+    lines = [
+        f"study       {resolved['study']}",
+        "objective   " + ", ".join(f"{mode} {name}" for name, mode in resolved["objective"].items()),
+        f"strategy    {resolved['strategy']}: {resolved['strategy_meaning']}",
+        f"seed        {resolved['seed']}",
+        "search",
+        *(f"  {path:28} {text}" for path, text in resolved["search"].items()),
+        "baselines, run first; the first is the default",
+        *(
+            f"  {name:28} " + ", ".join(f"{k}={_shown(v)}" for k, v in point.items())
+            for name, point in resolved["baseline"].items()
+        ),
+        "fixed",
+        *(f"  {path:28} {_shown(value)}" for path, value in resolved["fixed"].items()),
+    ]
+    cost = resolved["cost"]
+    lines.append(
+        f"cost        {cost['sampled_trials']} sampled + {cost['baseline_trials']} baseline + {cost['confirm_trials']} confirming "
+        f"trials, at most {cost['epochs_at_most']} epochs"
+    )
+    need = resolved["resources_per_trial"]
+    lines.append(
+        f"resources   {need['cpus']} CPU, {need['gpus']:g} GPU per trial; trials at once: {need['concurrent']}"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,167 @@
+"""The study's memory in Optuna: what was tried, what came of it, what to try next.
+
+One Optuna study per search space, in a journal that `optuna-dashboard` reads. The journal can be lost: `adopt` rebuilds it
+from the ledger. Nothing is ever left RUNNING, a stopped trial is PRUNED and not COMPLETE, another direction is refused,
+and each proposal is drawn from a generator seeded by (seed, number of trials so far), so that re-attaching repeats no point.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+from optuna.trial import TrialState
+
+from mmts_ray.space import Choice, Domain, Float, Int
+from mmts_ray.study import StudyConfig, grid
+
+JOURNAL = "optuna.journal"
+
+
+class Sampler:
+    """Asks Optuna for points and tells it results; single writer (the driver holds the study's lock)."""
+
+    def __init__(self, study: StudyConfig, study_dir: str | Path) -> None:
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+        self.config = study
+        self.path = Path(study_dir) / JOURNAL
+        _repair(self.path)
+        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self.path)))
+        directions = ["maximize" if mode == "max" else "minimize" for _, mode in study.objective]
+        name = f"{study.study}-{space_hash(study)}"
+        if name in {s.study_name for s in optuna.get_all_study_summaries(storage)}:
+            self.study = optuna.load_study(study_name=name, storage=storage)
+            kept = [d.name.lower() for d in self.study.directions]
+            if kept != directions:
+                raise ValueError(
+                    f"{self.path}: the stored study wants {kept}, study.yaml {directions}; they must agree"
+                )
+        else:
+            self.study = optuna.create_study(study_name=name, storage=storage, directions=directions)
+            self.study.set_user_attr("objective", dict(study.objective))
+        self.grid = grid(study) if study.strategy == "grid" else []
+        self._live: dict[int, optuna.Trial] = {}
+        self.told = 0
+        self.number_of: dict[str, int] = {}
+        for trial in self.study.get_trials(deepcopy=False):
+            if "trial" in trial.user_attrs:
+                self.number_of[trial.user_attrs["trial"]] = trial.number
+            elif trial.state == TrialState.RUNNING:  # killed between ask and the ledger: it never started
+                self.study.tell(trial.number, state=TrialState.FAIL)
+
+    def ask(self, trial: str, index: int) -> tuple[int, dict[str, Any]]:
+        """The next point, for our trial id; `index` counts sampled trials from 0 (a grid walks by it)."""
+        if self.grid and not self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+            self.study.enqueue_trial(self.grid[index])  # one that waits already was left by a kill: the same point
+        self.study.sampler = self._sampler(len(self.study.get_trials(deepcopy=False)))
+        asked = self.study.ask()
+        point: dict[str, Any] = {}
+        for entry in self.config.searched:
+            if self.config.active(point, entry):
+                point[entry.path] = _suggest(asked, entry.path, entry.domain)
+        asked.set_user_attr("trial", trial)
+        self._live[asked.number] = asked
+        self.number_of[trial] = asked.number
+        return asked.number, point
+
+    def running(self, number: int) -> bool:
+        return self.study.get_trials(deepcopy=False)[number].state == TrialState.RUNNING
+
+    def tell(self, number: int, *, status: str, values: list[float] | None, epoch: int = 0) -> None:
+        """Report the end of an asked trial. Telling twice is harmless: the first word stands."""
+        if not self.running(number):
+            return
+        trial = self._live.pop(number, None) or optuna.Trial(self.study, self._trial_id(number))
+        if status != "done":
+            trial.set_user_attr("status", status)
+        several = len(self.study.directions) > 1
+        if status == "done" and values:
+            self.study.tell(trial, values)
+        elif status == "stopped" and values and not several:
+            trial.report(values[0], step=epoch)
+            self.study.tell(trial, state=TrialState.PRUNED)
+        elif status == "infeasible" and not several:
+            # PRUNED without a value ranks below every other trial: TPE then avoids the region, which FAIL would not do
+            self.study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self.study.tell(trial, state=TrialState.FAIL)
+        self.told += 1
+
+    def adopt(self, trial: str, point: Mapping[str, Any], *, status: str, values: list[float] | None) -> bool:
+        """Make a finished trial known that was not asked here (a baseline, a lost journal, another space).
+
+        False when the point lies outside the space, or has no value: the ledger keeps it, the sampler does not.
+        """
+        if trial in self.number_of or status != "done" or not values:
+            return False
+        params: dict[str, Any] = {}
+        for entry in self.config.searched:
+            if not self.config.active(point, entry):
+                continue
+            try:
+                params[entry.path] = entry.domain.parse(point.get(entry.path))
+            except ValueError:
+                return False
+        by_path = {entry.path: entry.domain for entry in self.config.searched}
+        distributions = {path: _distribution(by_path[path]) for path in params}
+        self.study.add_trial(
+            optuna.trial.create_trial(
+                params=params, distributions=distributions, values=values, user_attrs={"trial": trial}
+            )
+        )
+        self.number_of[trial] = len(self.study.get_trials(deepcopy=False)) - 1
+        return True
+
+    def _trial_id(self, number: int) -> int:
+        return self.study.get_trials(deepcopy=False)[number]._trial_id
+
+    def _sampler(self, count: int) -> optuna.samplers.BaseSampler:
+        seed = int(np.random.SeedSequence([self.config.seed, count]).generate_state(1)[0])
+        if self.config.strategy == "nsga2":
+            population = int(np.clip(self.config.trials // 4, 8, 50))
+            return optuna.samplers.NSGAIISampler(population_size=population, seed=seed)
+        if self.config.strategy in ("random", "grid"):
+            return optuna.samplers.RandomSampler(seed=seed)
+        return optuna.samplers.TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed)
+
+
+def space_hash(study: StudyConfig) -> str:
+    """Identity of what is searched: Optuna cannot change the choices of a study that has begun."""
+    text = json.dumps([repr(entry) for entry in study.searched])
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _suggest(trial: optuna.Trial, path: str, domain: Domain) -> Any:
+    if isinstance(domain, Choice):
+        return trial.suggest_categorical(path, list(domain.values))
+    if isinstance(domain, Int):
+        return trial.suggest_int(path, domain.low, domain.high, log=domain.log)
+    assert isinstance(domain, Float)
+    return domain.parse(trial.suggest_float(path, domain.low, domain.high, log=domain.log))
+
+
+def _distribution(domain: Domain) -> optuna.distributions.BaseDistribution:
+    if isinstance(domain, Choice):
+        return optuna.distributions.CategoricalDistribution(list(domain.values))
+    if isinstance(domain, Int):
+        return optuna.distributions.IntDistribution(domain.low, domain.high, log=domain.log)
+    assert isinstance(domain, Float)
+    return optuna.distributions.FloatDistribution(domain.low, domain.high, log=domain.log)
+
+
+def _repair(path: Path) -> None:
+    """Cut a line torn by a kill, which would make every later line unreadable, and drop the killed writer's lock."""
+    lock = path.with_name(path.name + ".lock")
+    if lock.is_symlink() or lock.exists():
+        lock.unlink()
+    if path.is_file():
+        raw = path.read_bytes()
+        whole = raw.rfind(b"\n") + 1
+        if whole < len(raw):
+            with path.open("r+b") as journal:
+                journal.truncate(whole)

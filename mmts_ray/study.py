@@ -1,0 +1,140 @@
+"""A checked study: what is fixed, what is searched, what is compared with, and how it is judged.
+
+`space_file` reads one from YAML and holds the format.
+"""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mmts_ray.config import ENCODING, NAMED, SEED, TrialConfig, from_flat
+from mmts_ray.space import Choice, Searched, declared, grid_values
+
+# what each strategy is: the sampler that proposes, and whether ASHA stops trials early
+STRATEGIES = {
+    "random": "independent random points",
+    "grid": "every combination: all choices, and `grid_points` values of each range",
+    "tpe": "tree-structured Parzen estimator (multivariate), no early stopping",
+    "tpe_asha": "TPE, and ASHA stops the worst two thirds at epochs 1, 3, 9, ...",
+    "nsga2": "genetic search for the trade-off of two or more metrics",
+}
+MAX_GRID = 100_000
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What one trial takes, and how many run at once (None: as many as fit)."""
+
+    cpus: float = 1
+    gpus: float = 0
+    concurrent: int | None = None
+
+
+@dataclass(frozen=True)
+class StudyConfig:
+    """A checked study. `fixed` and `baselines` hold what was written; `trial_config` completes and checks a point."""
+
+    study: str
+    objective: tuple[tuple[str, str], ...]
+    strategy: str
+    trials: int
+    seed: int
+    fixed: tuple[tuple[str, Any], ...]
+    searched: tuple[Searched, ...]
+    baselines: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+    confirm_top: int
+    confirm_seeds: int
+    resources: Resources
+    checkpoint_seconds: float
+    grid_points: int
+
+    def trial_config(self, point: Mapping[str, Any]) -> TrialConfig:
+        """The complete configuration of a sampled point; an explicit train.seed in `fixed` or the point wins."""
+        return from_flat({SEED: self.seed, **_merged(dict(self.fixed), point)})
+
+    def baseline_config(self, name: str) -> TrialConfig:
+        return self.trial_config(dict(dict(self.baselines)[name]))
+
+    @property
+    def encoding(self) -> dict[str, Any]:
+        """The paths that decide the features; they are the same in every trial."""
+        flat = self.trial_config(self.example()).flat()
+        return {k: v for k, v in flat.items() if k.startswith(ENCODING)}
+
+    def example(self) -> dict[str, Any]:
+        """One legal point: the first value or lower end of every active parameter."""
+        point: dict[str, Any] = {}
+        for entry in self.searched:
+            if entry.active({**dict(self.fixed), **point}):
+                domain = entry.domain
+                point[entry.path] = domain.values[0] if isinstance(domain, Choice) else domain.low  # type: ignore[union-attr]
+        return point
+
+    def active(self, point: Mapping[str, Any], entry: Searched) -> bool:
+        return entry.active({**dict(self.fixed), **point})
+
+
+def to_dict(study: StudyConfig) -> dict[str, Any]:
+    """The inverse of `parse`: what study.yaml holds."""
+    search: dict[str, Any] = {}
+    for entry in study.searched:
+        domain = entry.domain
+        if isinstance(domain, Choice):
+            spec: dict[str, Any] = {"choice": list(domain.values)}
+        else:
+            kind = ("logint" if domain.log else "int") if isinstance(domain.low, int) else ""  # type: ignore[union-attr]
+            kind = kind or ("loguniform" if domain.log else "uniform")  # type: ignore[union-attr]
+            spec = {kind: [domain.low, domain.high]}  # type: ignore[union-attr]
+        if entry.when:
+            spec["when"] = {path: list(values) for path, values in entry.when}
+        search[entry.path] = spec
+    resources = study.resources
+    return {
+        "study": study.study,
+        "objective": dict(study.objective),
+        "strategy": study.strategy,
+        "trials": study.trials,
+        "seed": study.seed,
+        "fixed": dict(study.fixed),
+        "search": search,
+        "baseline": [{"name": name, **dict(items)} for name, items in study.baselines],
+        "confirm": {"top": study.confirm_top, "seeds": study.confirm_seeds},
+        "resources": {"cpus": resources.cpus, "gpus": resources.gpus, "concurrent": resources.concurrent},
+        "checkpoint_seconds": study.checkpoint_seconds,
+        "grid_points": study.grid_points,
+    }
+
+
+def grid(study: StudyConfig) -> list[dict[str, Any]]:
+    """Every point of a grid study, inactive parameters left out and equal points folded."""
+    axes = [[(e, v) for v in grid_values(e.domain, study.grid_points)] for e in study.searched]
+    size = 1
+    for axis in axes:
+        size *= len(axis)
+    if size > MAX_GRID:
+        raise ValueError(
+            f"grid_points: the grid has {size} points; legal are at most {MAX_GRID}, so narrow it or sample"
+        )
+    points: dict[str, dict[str, Any]] = {}
+    for combination in itertools.product(*axes):
+        point: dict[str, Any] = {}
+        for entry, value in combination:
+            if study.active(point, entry):
+                point[entry.path] = value
+        points.setdefault(repr(sorted(point.items())), point)
+    return list(points.values())
+
+
+def _merged(fixed: dict[str, Any], point: Mapping[str, Any]) -> dict[str, Any]:
+    """A point over the fixed values; choosing another function drops what only the fixed one knew."""
+    merged = {**fixed, **point}
+    for section, (table, default) in NAMED.items():
+        path = f"{section}.name"
+        if path in point and point[path] != fixed.get(path, default) and point[path] in table:
+            known = declared(table[point[path]])
+            for key in fixed:
+                inner = key.removeprefix(section + ".")
+                if key.startswith(section + ".") and key not in point and key != path and inner not in known:
+                    del merged[key]
+    return merged

@@ -1,0 +1,329 @@
+"""Training as a generator: `train(config, data, state)` yields a row per evaluation; callers print, report or stop.
+
+Shapes: N images, M caption rows (image-caption pairs), U unique captions, B batch, D embedding dim.
+"""
+
+import inspect
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mmts_ray.config import TrialConfig
+from mmts_ray.features import Frozen
+from mmts_ray.groups import Groups, cached
+from mmts_ray.losses import SCHEDULED
+from mmts_ray.metrics import evaluate
+from mmts_ray.recipe import Recipe, stream, torch_stream
+from mmts_ray.schedules import Schedule
+
+TRAIN, VALIDATION, TEST = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Row:
+    """One evaluation: `metrics` by name; `state()` is a checkpoint; `infeasible` says why the trial must end."""
+
+    step: int
+    epoch: int
+    metrics: dict[str, float]
+    notes: tuple[str, ...]
+    state: Callable[[], dict[str, Any]]
+    infeasible: str = ""
+
+
+@dataclass(frozen=True)
+class Split:
+    """The pairs of one split, renumbered: images and unique captions count from 0."""
+
+    images: torch.Tensor  # (N',) rows of the feature matrix
+    texts: torch.Tensor  # (U',)
+    pair_image: torch.Tensor  # (M',) into images
+    pair_text: torch.Tensor  # (M',) into texts
+    rows: np.ndarray  # (M',) caption rows of the data
+
+
+@dataclass
+class TrainData:
+    """Features on a device and what is derived from them once: standardised images, groups, splits."""
+
+    frozen: Frozen
+    device: str = "cpu"
+    cache_dir: Path | None = None
+    _kept: dict[Any, Any] = field(default_factory=dict)
+
+    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
+        if key not in self._kept:
+            self._kept[key] = make()
+        return self._kept[key]
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.array(array)).to(self.device)  # a copy: the object store is read-only
+
+    def images(self, *, standardise: bool) -> torch.Tensor:
+        """Image features (N, I); standardised with mean and deviation of the training images."""
+
+        def make() -> torch.Tensor:
+            image_NI = self._tensor(self.frozen.image_NI)
+            if not standardise:
+                return image_NI
+            train_NI = image_NI[self._tensor(self.frozen.split_N == TRAIN)]
+            deviation_I = train_NI.std(dim=0, correction=0)
+            # a constant feature (deviation 0) carries nothing: leave it at 0 instead of dividing by 0
+            return (image_NI - train_NI.mean(dim=0)) / torch.where(deviation_I > 1e-6, deviation_I, torch.inf)
+
+        return self._once(("images", standardise), make)
+
+    def texts(self) -> torch.Tensor:
+        """Text features of the unique captions (U, T)."""
+        return self._once("texts", lambda: self._tensor(self.frozen.text_UT))
+
+    def teacher(self, kind: str) -> torch.Tensor:
+        """Unit rows of the frozen encoder that gives soft labels: text (U, T) or image (N, I)."""
+
+        def make() -> torch.Tensor:
+            features = self.texts() if kind == "text" else self.images(standardise=False)
+            return torch.nn.functional.normalize(features, dim=1)
+
+        return self._once(("teacher", kind), make)
+
+    def groups(self, name: str, kwargs: dict[str, Any]) -> Groups:
+        """How common each caption row is; computed once and kept beside the features."""
+        key = ("groups", name, tuple(sorted(kwargs.items())))
+        return self._once(key, lambda: cached(self.frozen, name, kwargs, self.cache_dir))
+
+    def split(self, which: int) -> Split:
+        def make() -> Split:
+            rows = np.flatnonzero(self.frozen.split_N[self.frozen.image_M] == which)
+            images, pair_image = np.unique(self.frozen.image_M[rows], return_inverse=True)
+            texts, pair_text = np.unique(self.frozen.text_M[rows], return_inverse=True)
+            as_index = [self._tensor(a.astype(np.int64)) for a in (images, texts, pair_image, pair_text)]
+            return Split(*as_index, rows=rows)
+
+        return self._once(("split", which), make)
+
+
+def schedule_of(config: TrialConfig, total_steps: int, groups: Groups | None) -> Schedule:
+    """The trial's schedule over its whole run; without groups, every sample is in one group."""
+    size_M, sizes_G = (groups.size_M, groups.sizes_G) if groups else (np.ones(1, int), np.ones(1, int))
+    return config.function("schedule")(total_steps, size_M, sizes_G, **config.kwargs("schedule"))
+
+
+def train(
+    config: TrialConfig, data: TrainData, state: dict[str, Any] | None = None, *, test: bool = False
+) -> Iterator[Row]:
+    """Train one configuration on one device, from a checkpoint if given; a resumed run repeats the straight one bit for bit.
+
+    Yields a `Row` after every `eval_every` epochs and after the last; with `test`, the last row has test metrics too.
+    A non-finite loss or parameter ends the run with a row whose `infeasible` names the step.
+    """
+    recipe: Recipe = config.function("train")(**config.kwargs("train"))
+    groups = data.groups(config.name("groups"), config.kwargs("groups"))
+    train_rows = data.split(TRAIN).rows
+    if len(train_rows) < 2:
+        raise ValueError(f"the training split has {len(train_rows)} pairs; at least 2 are needed")
+    samples = len(train_rows) if recipe.captions == "all" else len(data.split(TRAIN).images)
+    steps_per_epoch = recipe.steps_per_epoch(samples)
+    total_steps = steps_per_epoch * recipe.epochs
+    run = _Run(config=config, data=data, recipe=recipe, schedule=schedule_of(config, total_steps, groups))
+    epoch = step = 0
+    if state is not None:
+        epoch, step = run.restore(state)
+    while epoch < recipe.epochs:
+        problem = ""
+        losses = []
+        stats: dict[str, torch.Tensor] = {}
+        batches = list(_batches(data, recipe, epoch))
+        dropout = torch_stream(recipe.seed, "dropout", epoch, data.device)
+        mix = torch_stream(recipe.seed, "mix", epoch, data.device)
+        run.model.train()
+        for number, rows_B in enumerate(batches):
+            run.set_lr(recipe.lr_at(step, total_steps))
+            loss, stats = run.update(rows_B, step, dropout, mix, with_stats=number == len(batches) - 1)
+            losses.append(loss)
+            step += 1
+        epoch += 1
+        losses_S = torch.stack(losses)
+        if not bool(torch.isfinite(losses_S).all()):
+            first = int(torch.nonzero(~torch.isfinite(losses_S))[0]) + step - steps_per_epoch
+            problem = f"non-finite loss at step {first}"
+        elif not all(bool(torch.isfinite(p).all()) for p in run.parameters):
+            problem = f"non-finite parameter at step {step - 1}"
+        if not problem and epoch % recipe.eval_every and epoch < recipe.epochs:
+            continue
+        metrics = {"train_loss": float(losses_S.mean())}
+        last = epoch == recipe.epochs
+        if not problem:
+            metrics |= {f"train_{name}": float(value) for name, value in stats.items()}
+            metrics |= {f"val_{k}": v for k, v in _evaluate(run, VALIDATION, final=last).items()}
+            if last and test:
+                metrics |= {f"test_{k}": v for k, v in _evaluate(run, TEST, final=True).items()}
+            # a split without, say, tail queries has no tail recall: only what was computed must be finite
+        yield Row(
+            step=step,
+            epoch=epoch,
+            metrics={k: v for k, v in metrics.items() if math.isfinite(v)},
+            notes=groups.notes + data.frozen.notes,
+            state=lambda epoch=epoch, step=step: run.state(epoch, step),  # type: ignore[misc]
+            infeasible=problem,
+        )
+        if problem:
+            return
+
+
+class _Run:
+    """Model, optimiser and the learnable part of the objective of one trial."""
+
+    def __init__(self, *, config: TrialConfig, data: TrainData, recipe: Recipe, schedule: Schedule) -> None:
+        self.config, self.data, self.recipe, self.schedule = config, data, recipe, schedule
+        model = config.kwargs("model")
+        self.image_NI = data.images(standardise=model["standardise"])
+        self.text_UT = data.texts()
+        dims = (self.image_NI.shape[1], self.text_UT.shape[1])
+        self.model = config.function("model")(*dims, recipe.seed, **model).to(data.device)
+        self.objective = config.function("loss")
+        self.objective_kwargs = config.kwargs("loss")
+        self.scheduled = SCHEDULED[config.name("loss")]
+        accepted = inspect.signature(self.objective).parameters
+        self.image_M = torch.from_numpy(data.frozen.image_M.astype(np.int64)).to(data.device)
+        self.text_M = torch.from_numpy(data.frozen.text_M.astype(np.int64)).to(data.device)
+        self.parameters = list(self.model.parameters())
+        self.learned: dict[str, torch.nn.Parameter] = {}
+        if schedule.learnable:
+            start = torch.tensor(math.log(schedule.base(0)), device=data.device)
+            self.learned["log_temperature"] = torch.nn.Parameter(start)
+            if "bias" in self.objective_kwargs:  # SigLIP learns its bias together with its temperature
+                bias = torch.tensor(float(self.objective_kwargs.pop("bias")), device=data.device)
+                self.learned["bias"] = torch.nn.Parameter(bias)
+        self.parameters += self.learned.values()
+        shift = schedule.shift_M
+        varies = isinstance(shift, np.ndarray) and np.ptp(shift) > 0
+        self.shift_M = torch.from_numpy(np.asarray(shift, dtype=np.float32)).to(data.device) if varies else None
+        self.shift = 0.0 if varies else float(np.asarray(shift).flat[0])
+        self.optimiser = recipe.optimiser(self.parameters)
+        self.takes_generator = "generator" in accepted
+        # ids cost a mask per step: only where two samples of the training split can show the same thing
+        id_N = data.frozen.id_N[data.frozen.split_N == TRAIN]
+        repeats = recipe.captions == "all" or len(np.unique(id_N)) < len(id_N)
+        self.takes_ids = "ids_B" in accepted and repeats
+        self.id_N = torch.from_numpy(data.frozen.id_N.astype(np.int64)).to(data.device)
+        self.teacher = None
+        if self.objective_kwargs.get("angular_margin") or self.objective_kwargs.get("filter_threshold") is not None:
+            self.teacher = data.teacher(self.objective_kwargs["soft_labels"])
+            self.teacher_of = self.text_M if self.objective_kwargs["soft_labels"] == "text" else self.image_M
+
+    def set_lr(self, lr: float) -> None:
+        for group in self.optimiser.param_groups:
+            group["lr"] = lr
+
+    def update(
+        self, rows_B: torch.Tensor, step: int, dropout: torch.Generator, mix: torch.Generator, *, with_stats: bool
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """One optimiser step on the given caption rows; returns the detached loss and the objective's statistics."""
+        image_B = self.image_M[rows_B]
+        image_BD = self.model.image(self.image_NI[image_B], dropout)
+        text_BD = self.model.text(self.text_UT[self.text_M[rows_B]], dropout)
+        value: Any
+        kwargs: dict[str, Any] = dict(self.objective_kwargs)
+        if self.schedule.learnable:
+            value = self.learned["log_temperature"].exp()
+            if "bias" in self.learned:
+                kwargs["bias"] = self.learned["bias"]
+        else:
+            base = self.schedule.base(step)
+            value = base + self.shift if self.shift_M is None else base + self.shift_M[rows_B]
+        kwargs[self.scheduled] = value
+        if self.takes_ids:
+            kwargs["ids_B"] = self.id_N[image_B]
+        if self.takes_generator:
+            kwargs["generator"] = mix
+        if self.teacher is not None:
+            kwargs["teacher_BE"] = self.teacher[self.teacher_of[rows_B]]
+        out = self.objective(image_BD, text_BD, with_stats=with_stats, **kwargs)
+        out.loss.backward()
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        if self.schedule.learnable:
+            low, high = math.log(self.schedule.low), math.log(self.schedule.high)
+            self.learned["log_temperature"].data.clamp_(low, high)
+        return out.loss.detach(), out.stats
+
+    def state(self, epoch: int, step: int) -> dict[str, Any]:
+        """A checkpoint: tensors and plain values only, so that it loads with `weights_only`."""
+        return {
+            "epoch": epoch,
+            "step": step,
+            "config_hash": self.config.hash,
+            "seed": self.recipe.seed,
+            "data": self.data.frozen.key,
+            "model": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
+            "learned": {k: v.detach().clone() for k, v in self.learned.items()},
+            "optimiser": _cloned(self.optimiser.state_dict()),
+        }
+
+    def restore(self, state: dict[str, Any]) -> tuple[int, int]:
+        """Take over a checkpoint; refused when it belongs to another configuration, seed or data set."""
+        mine = {"config_hash": self.config.hash, "seed": self.recipe.seed, "data": self.data.frozen.key}
+        for key, value in mine.items():
+            if state[key] != value:
+                raise ValueError(f"checkpoint of another trial: its {key} is {state[key]}, this trial's is {value}")
+        self.model.load_state_dict(state["model"])
+        for name, parameter in self.learned.items():
+            parameter.data.copy_(state["learned"][name])
+        self.optimiser.load_state_dict(_cloned(state["optimiser"]))
+        return int(state["epoch"]), int(state["step"])
+
+
+def _cloned(tree: Any) -> Any:
+    """Optimiser states alias the live tensors; a checkpoint must not move with them."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, dict):
+        return {k: _cloned(v) for k, v in tree.items()}
+    if isinstance(tree, list):
+        return [_cloned(v) for v in tree]
+    return tree
+
+
+def _batches(data: TrainData, recipe: Recipe, epoch: int) -> Iterator[torch.Tensor]:
+    """Caption rows of each batch of an epoch, the same for every configuration with this seed and batch size."""
+    split = data.split(TRAIN)
+    rows = split.rows
+    if recipe.captions == "one" and len(rows) > len(split.images):
+        # a random caption per image: sort by (image, noise), take the first row of each image
+        noise = stream(recipe.seed, "captions", epoch).random(len(rows))
+        pair_image = split.pair_image.cpu().numpy()
+        ordered = np.lexsort((noise, pair_image))
+        first = np.flatnonzero(np.diff(pair_image[ordered], prepend=-1))
+        rows = rows[ordered[first]]
+    order = rows[stream(recipe.seed, "order", epoch).permutation(len(rows))]
+    order_N = torch.from_numpy(order.astype(np.int64)).to(data.device)
+    for number in range(recipe.steps_per_epoch(len(order))):
+        yield order_N[number * recipe.batch_size : (number + 1) * recipe.batch_size]
+
+
+@torch.no_grad()
+def _evaluate(run: _Run, which: int, *, final: bool) -> dict[str, float]:
+    """Metrics of one split, over its unique captions."""
+    data = run.data
+    split = data.split(which)
+    if len(split.images) < 2:
+        return {}
+    run.model.eval()
+    # head, middle and tail are those of one fixed grouping, so that trials with other `groups.*` stay comparable
+    groups = data.groups(*run.config.function("eval")(**run.config.kwargs("eval")))
+    image_ND = run.model.image(run.image_NI[split.images])
+    text_UD = run.model.text(run.text_UT[split.texts])
+    return evaluate(
+        image_ND,
+        text_UD,
+        split.pair_image,
+        split.pair_text,
+        tercile_P=groups.tercile_M[split.rows],
+        final=final,
+        seed=run.recipe.seed,
+    )

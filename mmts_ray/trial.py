@@ -1,0 +1,178 @@
+"""A trial inside Ray: a warm actor that keeps torch, the features and the groups between trials.
+
+The actor writes the trial's evaluations and its end to the ledger itself, so that a killed driver loses nothing; it keeps
+its own checkpoints, so that Tune's pickles are never needed.
+"""
+
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from mmts_ray import results
+from mmts_ray.config import from_flat
+
+LAST = "last.pt"
+WEIGHTS = "weights.safetensors"
+
+
+def checkpoint_dir(study_dir: str | Path, trial: str) -> Path:
+    return Path(study_dir) / "checkpoints" / trial
+
+
+class TrialActor(tune.Trainable):
+    """Tune's class trainable; `reuse_actors=True` sends it one trial after another."""
+
+    def setup(self, config: dict[str, Any], *, frozen: Any, study_dir: str, options: dict[str, Any]) -> None:
+        import torch
+
+        from mmts_ray.train import TrainData
+
+        torch.set_num_threads(max(1, int(options["cpus"])))
+        self.study_dir = Path(study_dir)
+        self.options = options
+        self.ledger = results.Ledger(study_dir)
+        # held while this process lives: a resumed driver waits until the trials of the killed one have ended
+        self.alive = (self.study_dir / "actors.lock").open("a")
+        fcntl.flock(self.alive, fcntl.LOCK_SH)
+        device = "cuda" if options["gpus"] > 0 and torch.cuda.is_available() else "cpu"
+        self.data = TrainData(frozen, device=device, cache_dir=Path(options["cache_dir"]))
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._begin(new_config)
+        return True
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        self.rows: Iterator[Any] | None = None
+        if self.data.device == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+        self.trial = config["trial"]
+        self.kind = config["kind"]
+        self.flat = config["flat"]
+        self.before = 0.0  # seconds spent before the checkpoint we continue from
+        self.started = self.saved = time.monotonic()
+        self.folder = checkpoint_dir(self.study_dir, self.trial)
+
+    def step(self) -> dict[str, Any]:
+        """Train up to the next evaluation that the scheduler wants to see, or to the end when none decides."""
+        import torch
+
+        try:
+            if self.rows is None:
+                self.rows = self._start()
+            for row in self.rows:
+                self.last_row = row
+                if row.infeasible:
+                    return self._end("infeasible", error=row.infeasible)
+                self._record(row)
+                if row.epoch >= self.epochs:
+                    self._keep_weights(row)
+                    return self._end("done")
+                self._maybe_checkpoint(row)
+                if self.options["report_every_row"]:
+                    return self._result(row)
+            return self._end("done")
+        except (MemoryError, torch.cuda.OutOfMemoryError) as problem:
+            return self._end(
+                "infeasible", error=f"out of memory: {str(problem).splitlines()[0] if str(problem) else ''}"
+            )
+        except Exception as problem:
+            return self._end("failed", error=f"{type(problem).__name__}: {problem}")
+
+    def _start(self) -> Iterator[Any]:
+        from mmts_ray.train import train
+
+        config = from_flat(self.flat)
+        self.batch = config.kwargs("train")["batch_size"]
+        self.epochs = config.kwargs("train")["epochs"]
+        self.last_row = None
+        state = self._load_checkpoint()
+        return train(config, self.data, state, test=self.kind == "confirm")
+
+    def _seconds(self) -> float:
+        return self.before + time.monotonic() - self.started
+
+    def _record(self, row: Any) -> None:
+        self.ledger.append(
+            {
+                "trial": self.trial,
+                "step": row.step,
+                "epoch": row.epoch,
+                "seconds": round(self._seconds(), 4),
+                "status": "running",
+                **{f"metric.{k}": v for k, v in row.metrics.items()},
+            }
+        )
+
+    def _end(self, status: str, *, error: str | None = None) -> dict[str, Any]:
+        row = getattr(self, "last_row", None)
+        metrics = {} if row is None or status != "done" else row.metrics
+        self.ledger.append(
+            {
+                "trial": self.trial,
+                "step": row.step if row else 0,
+                "epoch": row.epoch if row else 0,
+                "seconds": round(self._seconds(), 4),
+                "device_seconds": round(self._seconds() * max(1.0, self.options["gpus"]), 4),
+                "status": status,
+                "error": error,
+                "note": list(row.notes) if row and row.notes else None,
+                **{f"metric.{k}": v for k, v in metrics.items()},
+            }
+        )
+        (self.folder / LAST).unlink(missing_ok=True)
+        self.rows = None
+        return {"status": status, "error": error or "", "done": True, "epoch": row.epoch if row else 0, **metrics}
+
+    def _result(self, row: Any) -> dict[str, Any]:
+        seconds = round(self._seconds(), 4)
+        return {"status": "running", "epoch": row.epoch, "step": row.step, "seconds": seconds, **row.metrics}
+
+    def _maybe_checkpoint(self, row: Any) -> None:
+        import torch
+
+        if time.monotonic() - self.saved < self.options["checkpoint_seconds"]:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self.folder / f".{LAST}.{os.getpid()}"
+        torch.save({"seconds": self._seconds(), "train": row.state()}, temporary)
+        os.replace(temporary, self.folder / LAST)
+        self.saved = time.monotonic()
+
+    def _load_checkpoint(self) -> dict[str, Any] | None:
+        import torch
+
+        path = self.folder / LAST
+        if not path.is_file():
+            return None
+        kept = torch.load(path, map_location=self.data.device, weights_only=True)
+        self.before = float(kept["seconds"])
+        return kept["train"]
+
+    def _keep_weights(self, row: Any) -> None:
+        """The trained heads as safetensors; the driver keeps those of the best trials and of confirmed ones."""
+        from safetensors.torch import save_file
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        state = row.state()
+        tensors = {k: v.contiguous().cpu() for k, v in {**state["model"], **state["learned"]}.items()}
+        temporary = self.folder / f".{WEIGHTS}.{os.getpid()}"
+        save_file(tensors, temporary, metadata={"trial": self.trial, "config_hash": state["config_hash"]})
+        os.replace(temporary, self.folder / WEIGHTS)
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Nothing: checkpoints are ours (see the module docstring)."""
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Nothing: `_start` continues from our own checkpoint."""
+
+    def cleanup(self) -> None:
+        self.ledger.close()
+        self.alive.close()

@@ -1,0 +1,150 @@
+"""The table of README's "Rooms": who may import whom, and what a cheap command must not load."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "mmts_ray"
+
+# module -> modules of ours it may import (at any depth of the file)
+DECLARATIONS = {"schedules", "losses", "groups", "data", "models", "metrics", "recipe"}
+OURS: dict[str, set[str]] = {
+    "__init__": set(),
+    "space": set(),
+    "results": set(),
+    "schedules": {"space"},
+    "kernels": set(),
+    "losses": {"space", "kernels"},
+    "metrics": {"space", "kernels"},
+    "recipe": {"space"},
+    "data": {"data", "space"},
+    "encoders": {"space"},
+    "features": {"data", "encoders", "space"},
+    "groups": {"data", "features", "space"},
+    "models": {"space", "towers"},
+    "towers": {"recipe"},
+    "config": {"space"} | DECLARATIONS,
+    "study": {"config", "space"},
+    "space_file": {"config", "metrics", "space", "study"},
+    "reference": {"config", "space", "study"},
+    "prepare": {"data", "features"},
+    "train": {"config", "features", "space"} | DECLARATIONS,
+    "sampler": {"space", "study"},
+    "folder": {"", "config", "features", "results", "space", "space_file", "study"},
+    "status": {"results"},
+    "progress": {"search", "study"},
+    "trial": {"config", "results", "train"},
+    "search": {"config", "features", "results", "sampler", "study", "trial"},
+}
+RAY = {"trial", "search"}
+OPTUNA = {"sampler"}
+HEAVY = {
+    "torch",
+    "ray",
+    "optuna",
+    "open_clip",
+    "sentence_transformers",
+    "timm",
+    "matplotlib",
+    "pandas",
+    "sklearn",
+    "scipy",
+}
+MAY_LOAD_TORCH_ON_IMPORT = {"kernels", "towers", "train"}
+
+
+def modules() -> dict[str, list[Path]]:
+    found: dict[str, list[Path]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        found.setdefault(path.relative_to(PACKAGE).parts[0].removesuffix(".py"), []).append(path)
+    return found
+
+
+def imports(path: Path, *, top_only: bool = False) -> set[str]:
+    """Dotted names a file imports; `top_only` leaves out those inside functions and under TYPE_CHECKING."""
+    tree = ast.parse(path.read_text(encoding="utf8"))
+    nodes = []
+
+    def walk(node: ast.AST) -> None:
+        for child in ast.iter_child_nodes(node):
+            if top_only and isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            if top_only and isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test):
+                continue
+            nodes.append(child)
+            walk(child)
+
+    walk(tree)
+    names: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            # the analysis runs under two names, `analysis` and `mmts_ray.analysis`, so its own imports are relative
+            assert node.level == 0 or ROOT / "analysis" in path.parents, f"{path}: relative import"
+            names |= {f"{node.module}.{alias.name}" for alias in node.names} if node.level == 0 else set()
+    return names
+
+
+def ours(names: set[str]) -> set[str]:
+    found = set()
+    for name in names:
+        parts = name.split(".")
+        if parts[0] == "mmts_ray":
+            is_module = len(parts) > 1 and (parts[1] in modules() or parts[1] == "analysis")
+            found.add(parts[1] if is_module else "")
+    return found
+
+
+@pytest.mark.parametrize("module", [m for m in modules() if m != "cli"])
+def test_a_room_imports_only_the_rooms_it_may(module):
+    assert module in OURS, f"{module} is new: give it a line in OURS and in README's tree"
+    for path in modules()[module]:
+        assert ours(imports(path)) <= OURS[module] | {module}, path
+
+
+def test_every_room_in_the_table_exists():
+    assert set(OURS) <= set(modules())
+
+
+@pytest.mark.parametrize("module", list(modules()))
+def test_ray_and_optuna_stay_at_the_rim_and_heavy_libraries_inside_functions(module):
+    for path in modules()[module]:
+        roots = {name.split(".")[0] for name in imports(path)}
+        assert module in RAY or "ray" not in roots, path
+        assert module in OPTUNA or "optuna" not in roots, path
+        at_import = {name.split(".")[0] for name in imports(path, top_only=True)} & HEAVY
+        allowed = ({"torch"} if module in MAY_LOAD_TORCH_ON_IMPORT else set()) | ({"ray"} if module in RAY else set())
+        assert at_import <= allowed | ({"optuna"} if module in OPTUNA else set()), path
+
+
+def test_the_analysis_knows_only_results_and_space():
+    for path in sorted((ROOT / "analysis").rglob("*.py")):
+        names = imports(path)
+        assert ours(names) <= {"results", "space", "analysis"}, path
+        assert not {n.split(".")[0] for n in names} & {"torch", "ray", "optuna"}, path
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--help"], ["params"], ["params", "info_nce"], ["check", str(ROOT / "search_spaces" / "demo.yaml")]],
+    ids=["help", "params", "params of one", "check"],
+)
+def test_cheap_commands_load_nothing_heavy(arguments):
+    code = (
+        "import sys\nfrom mmts_ray.cli import main\n"
+        f"try:\n    status = main({arguments!r})\nexcept SystemExit as end:\n    status = end.code\n"
+        f"loaded = sorted({HEAVY!r} & set(sys.modules))\n"
+        "assert status in (0, None), status\nassert not loaded, loaded\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", sorted([*PACKAGE.rglob("*.py"), *(ROOT / "analysis").rglob("*.py")]), ids=str)
+def test_files_fit_in_a_sitting(path):
+    assert len(path.read_text(encoding="utf8").splitlines()) <= 420

@@ -1,0 +1,128 @@
+"""The ledger: append, torn lines, folding, whole-file writes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from mmts_ray import results
+
+
+def start(trial, **more):
+    return {"trial": trial, "kind": "search", "step": 0, "status": "running", "param.train.lr": 0.1, **more}
+
+
+def test_a_trial_is_its_start_under_its_end(tmp_path):
+    ledger = results.Ledger(tmp_path)
+    ledger.append(start("t0000", seed=3))
+    ledger.append({"trial": "t0000", "step": 5, "epoch": 1, "status": "running", "metric.val_r1": 0.2})
+    ledger.append({"trial": "t0000", "step": 9, "epoch": 2, "status": "done", "metric.val_r1": 0.4})
+    ledger.append(start("t0001"))
+    ledger.close()
+    trials, steps = results.read(tmp_path)
+    assert list(trials["status"]) == ["done", "running"]
+    assert trials.loc[0, "param.train.lr"] == 0.1
+    assert trials.loc[0, "metric.val_r1"] == 0.4
+    assert trials.loc[0, "seed"] == 3
+    assert list(steps["step"]) == [5]
+    assert trials.attrs["duplicates"] == 0
+
+
+def test_repeated_steps_and_ends_are_folded_and_counted_and_starts_are_counted(tmp_path):
+    first, second = results.Ledger(tmp_path), results.Ledger(tmp_path)
+    first.append(start("t0000", time=1.0, status="waiting"))
+    first.append(start("t0000", time=2.0))
+    first.append({"trial": "t0000", "step": 5, "status": "running", "metric.val_r1": 0.2, "time": 3.0})
+    second.append(start("t0000", time=4.0))
+    second.append({"trial": "t0000", "step": 5, "status": "running", "metric.val_r1": 0.3, "time": 5.0})
+    second.append({"trial": "t0000", "step": 9, "status": "done", "metric.val_r1": 0.4, "time": 6.0})
+    first.append({"trial": "t0000", "step": 9, "status": "done", "metric.val_r1": 0.4, "time": 7.0})
+    (trial,), (step,), duplicates = results.fold(results.records(tmp_path))
+    assert duplicates == 2
+    assert step["metric.val_r1"] == 0.3
+    assert trial["starts"] == 2
+    assert (trial["time"], trial["end_time"]) == (1.0, 7.0)
+
+
+def test_torn_and_foreign_lines_are_skipped(tmp_path):
+    ledger = results.Ledger(tmp_path)
+    ledger.append(start("t0000"))
+    ledger.append({"trial": "t0000", "step": 9, "status": "done"})
+    raw = ledger.path.read_text()
+    for cut in range(len(raw)):
+        ledger.path.write_text(raw[:cut])
+        trials = results.trials_of(tmp_path)
+        whole = raw[:cut].count("\n") + (raw[:cut].endswith("}"))
+        assert len(trials) == min(1, whole)
+        assert [t["status"] for t in trials.values()] == ["done" if whole == 2 else "running"] * min(1, whole)
+    ledger.path.write_bytes(b"\xff\xfe\n[1]\n3\n" + raw.encode())
+    assert results.trials_of(tmp_path)["t0000"]["status"] == "done"
+
+
+def test_unknown_keys_are_refused_and_non_finite_numbers_become_null(tmp_path):
+    ledger = results.Ledger(tmp_path)
+    with pytest.raises(ValueError, match=r"not a ledger key: accuracy; legal are .*metric\.\*"):
+        ledger.append({"trial": "t0000", "accuracy": 1})
+    assert not ledger.path.exists()
+    ledger.append({"trial": "t0000", "metric.val_r1": float("nan"), "status": "running", "param.x": None})
+    (record,) = results.records(tmp_path)
+    assert record["metric.val_r1"] is None
+    assert record["param.x"] is None
+
+
+WRITER = """
+import sys
+from mmts_ray.results import Ledger
+ledger = Ledger(sys.argv[1])
+n = 0
+while True:
+    ledger.append({"trial": f"t{n}", "status": "running", "param.x": n})
+    n += 1
+    if n == 50: print("going", flush=True)
+"""
+
+
+def test_a_killed_writer_loses_at_most_its_last_record(tmp_path):
+    writers = [
+        subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    for writer in writers:
+        assert writer.stdout.readline() == "going\n"
+    for writer in writers:
+        os.kill(writer.pid, signal.SIGKILL)
+        writer.wait()
+    for path in (tmp_path / "ledger").glob("*.jsonl"):
+        *whole, last = path.read_text().split("\n")
+        assert [json.loads(line)["param.x"] for line in whole] == list(range(len(whole)))
+        assert len(whole) >= 50
+        assert last == "" or not last.endswith("}")
+
+
+def test_meta_is_written_whole_and_a_wrong_folder_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"not a study folder \(meta.json is missing\)"):
+        results.read_meta(tmp_path)
+    results.write_meta(tmp_path, {"study": "s"})
+    assert results.read_meta(tmp_path)["study"] == "s"
+    assert [p.name for p in tmp_path.iterdir()] == ["meta.json"]
+    (tmp_path / "meta.json").write_text(json.dumps({"schema": 99}))
+    with pytest.raises(ValueError, match="schema 99; this version reads 1"):
+        results.read_meta(tmp_path)
+
+
+def test_collect_gives_a_row_per_trial_and_keeps_types(tmp_path):
+    import pandas as pd
+
+    ledger = results.Ledger(tmp_path)
+    ledger.append(start("t0000", **{"param.loss.name": "siglip", "note": ["a", "b"]}, time=time.time()))
+    ledger.append(start("t0001", **{"param.loss.filter_threshold": None}))
+    ledger.append({"trial": "t0001", "step": 9, "status": "done", "metric.val_r1": 0.5})
+    frame = pd.read_parquet(results.collect(tmp_path))
+    assert list(frame["trial"]) == ["t0000", "t0001"]
+    assert frame["metric.val_r1"].tolist()[1] == 0.5
+    assert frame.loc[0, "param.loss.name"] == "siglip"
+    assert json.loads(frame.loc[0, "note"]) == ["a", "b"]

@@ -1,0 +1,218 @@
+"""Search-space files: what is read, what is refused and how."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mmts_ray import space_file, study
+from mmts_ray.config import from_flat, set_path
+
+SPACES = sorted((Path(__file__).parents[1] / "search_spaces").rglob("*.yaml"))
+
+GOOD = """
+study: toy
+trials: 4
+fixed:
+  loss.name: info_nce
+  schedule: {name: cosine}
+search:
+  train.lr: {loguniform: [1.0e-3, 1.0e-2]}
+  schedule.tau_min: {loguniform: [0.01, 0.1]}
+baseline:
+  - {name: plain, schedule.name: constant, schedule.value: 0.05}
+"""
+
+
+def load(tmp_path, text, overrides=None):
+    path = tmp_path / "space.yaml"
+    path.write_text(text, encoding="utf8")
+    return space_file.load(path, overrides)
+
+
+@pytest.mark.parametrize("path", SPACES, ids=lambda p: p.stem)
+def test_shipped_spaces_are_legal_and_survive_a_round_trip(path):
+    loaded = space_file.load(path)
+    assert loaded.baselines
+    again = space_file.parse(yaml.safe_load(yaml.safe_dump(study.to_dict(loaded), sort_keys=False)))
+    assert again == loaded
+
+
+def test_a_point_is_completed_from_fixed_values_defaults_and_the_study_seed(tmp_path):
+    config = load(tmp_path, GOOD + "seed: 7\n").trial_config({"train.lr": 0.002, "schedule.tau_min": 0.02})
+    assert config.name("schedule") == "cosine"
+    assert config.kwargs("train")["lr"] == 0.002
+    assert config.seed == 7
+    assert config.kwargs("schedule")["alpha"] == 0.08
+
+
+def test_a_baseline_that_chooses_another_function_drops_what_only_the_first_knew(tmp_path):
+    text = GOOD.replace("{name: cosine}", "{name: cosine, oscillations: 2}")
+    config = load(tmp_path, text).baseline_config("plain")
+    assert config.kwargs("schedule") == {"value": 0.05}
+
+
+def test_the_hash_is_of_the_configuration_without_its_seed():
+    one, two = from_flat({"train.lr": 0.002}), from_flat({"train.lr": 0.002, "train.seed": 5})
+    assert one.hash == two.hash
+    assert one.hash != from_flat({"train.lr": 0.003}).hash
+    assert one.with_seed(5) == two
+
+
+def test_the_papers_shift_names_are_accepted(tmp_path):
+    text = GOOD.replace(
+        "plain, schedule.name: constant, schedule.value: 0.05",
+        "paper, schedule.shift_min: 0.17, schedule.shift_max: 0.3, schedule.alpha: 0.2",
+    )
+    assert load(tmp_path, text).baseline_config("paper").kwargs("schedule") == {
+        "tau_min": pytest.approx(0.07),
+        "spread": pytest.approx(0.13),
+        "alpha": 0.2,
+        "oscillations": 5.0,
+        "shift_map": "linear",
+    }
+
+
+def test_overrides_fix_a_searched_parameter(tmp_path):
+    loaded = load(tmp_path, GOOD, {"train.lr": 0.005})
+    assert [e.path for e in loaded.searched] == ["schedule.tau_min"]
+    assert loaded.trial_config({"schedule.tau_min": 0.02}).kwargs("train")["lr"] == 0.005
+
+
+def test_overrides_reach_the_top_level_and_are_named_when_wrong(tmp_path):
+    given = [set_path(text) for text in ("trials=9", "train.lr=5e-3", "confirm.top=1", "strategy=random")]
+    loaded = load(tmp_path, GOOD, dict(given))
+    assert (loaded.trials, loaded.confirm_top, loaded.confirm_seeds, loaded.strategy) == (9, 1, 5, "random")
+    assert loaded.trial_config({"schedule.tau_min": 0.02}).kwargs("train")["lr"] == 0.005
+    with pytest.raises(ValueError, match=r"^train\.lr: 5 is out of range"):
+        load(tmp_path, GOOD, {"train.lr": 5})
+    for wrong in ("train.lr", "=3", "train.lr=[1"):
+        with pytest.raises(ValueError, match="is not an override"):
+            set_path(wrong)
+
+
+def test_conditions_order_parents_first_and_leave_inactive_parameters_out(tmp_path):
+    text = GOOD.replace(
+        "search:",
+        "search:\n  loss.mix_mode: {choice: [replace, weighted], when: {loss.r_mix: [0.1]}}\n  loss.r_mix: {choice: [0, 0.1]}",
+    )
+    loaded = load(tmp_path, text)
+    paths = [e.path for e in loaded.searched]
+    assert paths.index("loss.r_mix") < paths.index("loss.mix_mode")
+    entry = loaded.searched[paths.index("loss.mix_mode")]
+    assert loaded.active({"loss.r_mix": 0.1}, entry)
+    assert not loaded.active({"loss.r_mix": 0.0}, entry)
+
+
+def test_a_grid_counts_conditional_points_once(tmp_path):
+    text = """
+strategy: grid
+grid_points: 3
+search:
+  loss.r_mix: {choice: [0, 0.1]}
+  loss.mix_mode: {choice: [replace, weighted], when: {loss.r_mix: 0.1}}
+  train.lr: {loguniform: [1.0e-3, 1.0e-1]}
+"""
+    points = study.grid(load(tmp_path, text))
+    assert len(points) == 9  # (r_mix 0) + (r_mix .1) x 2 modes, each x 3 rates
+    assert {"loss.r_mix": 0.0, "train.lr": pytest.approx(0.01)} in points
+
+
+REFUSED = {
+    "misspelt key": (GOOD.replace("train.lr:", "train.learning_rate:"), 8, ["train.learning_rate", "unknown", "lr"]),
+    "misspelt parameter": (GOOD.replace("tau_min:", "tau_mn:"), 9, ["schedule.tau_mn", "did you mean tau_min?"]),
+    "misspelt section": (
+        GOOD.replace("schedule.tau_min:", "schedul.tau_min:"),
+        9,
+        ["schedul", "did you mean schedule?"],
+    ),
+    "misspelt top key": (GOOD.replace("trials:", "trails:"), 3, ["trails", "did you mean trials?"]),
+    "outside the declaration": (GOOD.replace("[0.01, 0.1]", "[0.01, 5]"), 9, ["5", "out of range", "[0.001, 1]"]),
+    "text for a number": (GOOD.replace("[1.0e-3,", "[1e-3,"), 8, ["YAML reads 1e-3 as a string", "1.0e-3"]),
+    "text for a fixed number": (GOOD + "seed: 1e3\n", 12, ["seed", "string"]),
+    "another loss's parameter": (
+        GOOD.replace("loss.name: info_nce", "loss.name: max_margin").replace(
+            "search:", "search:\n  loss.r_mix: {uniform: [0, 1]}"
+        ),
+        8,
+        ["loss.r_mix", "not a parameter of loss max_margin", "belongs to info_nce"],
+    ),
+    "another schedule's parameter": (
+        GOOD.replace("{name: cosine}", "{name: constant}"),
+        9,
+        ["tau_min", "belongs to cosine"],
+    ),
+    "negative temperature": (
+        GOOD.replace(
+            "plain, schedule.name: constant, schedule.value: 0.05",
+            "p, schedule.shift_min: 0.05, schedule.shift_max: 0.3, schedule.alpha: 0.2",
+        ),
+        11,
+        ["0.05", "0.3", "0.2", "must be above 0"],
+    ),
+    "fixed and searched": (GOOD.replace("loss.name: info_nce", "train.lr: 0.1"), 5, ["both fixed and searched"]),
+    "searched seed": (
+        GOOD.replace("train.lr: {loguniform: [1.0e-3, 1.0e-2]}", "train.seed: {int: [0, 9]}"),
+        8,
+        ["noise"],
+    ),
+    "searched encoder": (
+        GOOD.replace("train.lr: {loguniform: [1.0e-3, 1.0e-2]}", "model.text_encoder: {choice: [a, b]}"),
+        8,
+        ["one set of features"],
+    ),
+    "key twice": (GOOD + "trials: 5\n", 12, ["trials", "given twice"]),
+    "unknown strategy": (GOOD + "strategy: tpee\n", 12, ["tpee", "did you mean tpe", "random", "nsga2"]),
+    "test metric": (GOOD + "objective: {test_r1: max}\n", 12, ["test split must not guide"]),
+    "unknown metric": (GOOD + "objective: {val_i2t_r2: max}\n", 12, ["val_i2t_r2", "is not a metric", "val_i2t_r1"]),
+    "two metrics under tpe": (GOOD + "objective: {val_i2t_r1: max, val_modality_distance: min}\n", 12, ["nsga2"]),
+    "unknown condition": (
+        GOOD.replace("[0.01, 0.1]}", "[0.01, 0.1], when: {loss.mix_mod: replace}}"),
+        9,
+        ["loss.mix_mod", "neither searched nor fixed"],
+    ),
+    "learned margin": (
+        GOOD.replace("loss.name: info_nce", "loss.name: max_margin").replace(
+            "schedule.name: constant, schedule.value: 0.05", "schedule.name: learnable"
+        ),
+        11,
+        ["learnable does not fit loss max_margin", "plain"],
+    ),
+    "resources": (GOOD + "resources: {cpu: 1}\n", 12, ["resources.cpu", "did you mean cpus"]),
+    "parameter at top level": (GOOD + "train.epochs: 3\n", 12, ["train.epochs", "under fixed"]),
+    "trials zero": (GOOD.replace("trials: 4", "trials: 0"), 3, ["trials"]),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=REFUSED)
+def test_refusals_are_one_line_with_file_row_and_what_is_legal(tmp_path, case):
+    text, row, words = REFUSED[case]
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  (the words are checked below)
+        load(tmp_path, text)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"{tmp_path / 'space.yaml'}:{row}: "), message
+    for word in words:
+        assert word in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ("- 1\n", "mapping"),
+        ("a: [1\n", "not YAML"),
+        ("study: !!python/object:os.system x\n", "not YAML"),
+    ],
+)
+def test_files_that_are_no_study_are_refused(tmp_path, text, words):
+    with pytest.raises(ValueError, match=words):
+        load(tmp_path, text)
+
+
+def test_a_missing_file_and_a_binary_file_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no such file"):
+        space_file.load(tmp_path / "none.yaml")
+    (tmp_path / "latin.yaml").write_bytes(b"study: caf\xe9\n")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        space_file.load(tmp_path / "latin.yaml")
