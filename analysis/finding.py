@@ -36,6 +36,24 @@ class Check:
     size: float = 0.0
 
 
+def check(
+    name: str,
+    severity: str,
+    failed: Any,
+    problem: str,
+    consequence: str = "",
+    /,
+    *,
+    size: float | None = None,
+    **values: Any,
+) -> Check:
+    """A check that raises a warning when `failed` is true; `problem` and `consequence` are filled with `values`."""
+    if not failed:
+        return Check(name, severity)
+    text, advice = Markup(problem).format(**values), Markup(consequence).format(**values)
+    return Check(name, severity, text, advice, float(failed) if size is None else size)
+
+
 @dataclass(frozen=True)
 class Setting:
     """A column that a panel adds to the table "What should I set?": one cell and one number per parameter path."""
@@ -46,7 +64,7 @@ class Setting:
     values: Mapping[str, Any]
     numeric: bool = False
     note: Markup | str = ""
-    legend: Markup = Markup()
+    legend: Markup | str = ""
 
 
 @dataclass(frozen=True)
@@ -97,8 +115,7 @@ def twin(finding: Finding) -> dict[str, Any]:
         "title": plain(finding.title),
         "used": finding.used,
         "drawn": finding.refusal is None,
-        "refusal": finding.refusal
-        and {"needs": plain(finding.refusal.needs), "command": finding.refusal.command},
+        "refusal": finding.refusal and {"needs": plain(finding.refusal.needs), "command": finding.refusal.command},
         "sentences": [plain(sentence) for sentence in finding.sentences],
         "numbers": {key: _value(value) for key, value in finding.numbers.items()},
         "frames": {

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table: `key` names the frame's column whose exact value sorts and exports, `show` makes the text."""
+    """A column of a table: `key` names the frame's column that sorts and exports, `show` makes the text."""
 
     key: str
     head: Markup | str
@@ -33,15 +33,23 @@ class Column:
 def environment() -> Environment:
     """Autoescaping templates of this folder; a name that a template misspells is an error."""
     env = Environment(
-        loader=FileSystemLoader(FOLDER), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
     )
-    env.globals["module"] = lambda name: env.get_template(name).module
     return env
 
 
+def macro(template: str, name: str, **values: Any) -> Markup:
+    """A macro of a template of this folder."""
+    return Markup(getattr(environment().get_template(template).module, name)(**values)).strip()
+
+
 def bar(name: str, **numbers: Any) -> Markup:
-    """A macro of bars.html: in-row SVG in percentages of its cell."""
-    return Markup(getattr(environment().get_template("bars.html").module, name)(**numbers)).strip()
+    """In-row SVG in percentages of its cell."""
+    return macro("bars.html", name, **numbers)
 
 
 def table(
@@ -62,8 +70,7 @@ def table(
             for column in columns
         ]
         rows.append(cells)
-    module = environment().get_template("parts.html").module
-    return Markup(module.table(name=name, columns=columns, rows=rows, label=label, sort=sort, wide=wide))
+    return macro("parts.html", "table", name=name, columns=columns, rows=rows, label=label, sort=sort, wide=wide)
 
 
 def figure(drawing: Figure, identity: str, alt: Alt) -> Markup:
@@ -95,8 +102,7 @@ def more(summary: str, body: Markup) -> Markup:
 def refusal(name: str, finding: Finding) -> Markup:
     """The dashed box that replaces a drawing."""
     assert finding.refusal is not None
-    module = environment().get_template("parts.html").module
-    return Markup(module.refusal(name=name, needs=finding.refusal.needs, command=finding.refusal.command))
+    return macro("parts.html", "refusal", name=name, needs=finding.refusal.needs, command=finding.refusal.command)
 
 
 class Axis:

@@ -50,7 +50,7 @@ def isolation(
     step = (high - low) * 0.14
     foot = low - step if lane else low
     ax.set_ylim(foot - (step * 0.45 if lane else 0), high)
-    ends = (-0.03, 1.03) if parameter.kind != "choice" else (-0.5, len(parameter.values) - 0.5)
+    ends = (-0.05, 1.05) if parameter.kind != "choice" else (-0.5, len(parameter.values) - 0.5)
     ax.set_xlim(*ends)
     good = points[~points["failed"] & points["shown"].between(low, high)]
     _cloud(ax, good["position"].to_numpy() + _jitter(good, parameter), good["shown"].to_numpy())
@@ -112,9 +112,7 @@ def history(points: pd.DataFrame, *, metric: str, default: float, better: int) -
 
 
 @mpl.rc_context(RC)
-def trade_off(
-    points: pd.DataFrame, confirmed: pd.DataFrame, *, x_label: str, metric: str, note: str
-) -> Figure:
+def trade_off(points: pd.DataFrame, confirmed: pd.DataFrame, *, x_label: str, metric: str, note: str) -> Figure:
     """Two scores against each other: finished trials as dots, configurations with fresh seeds as crosses.
 
     points: x, shown. confirmed: label, role (win, second, default, dots), x, x_lo, x_hi, shown, lo, hi.
@@ -244,10 +242,12 @@ def _dots(ax: Axes, x, y, role: str, size: float, alpha: float = 1.0, cap: str =
 
 
 def _jitter(frame: pd.DataFrame, parameter: Parameter) -> np.ndarray:
-    """Fixed sideways offsets that keep the dots of one choice apart."""
-    if parameter.kind != "choice":
+    """Fixed sideways offsets that keep the dots of one choice, or of one of a few whole numbers, apart."""
+    few = parameter.kind == "int" and 0 < parameter.high - parameter.low <= 10
+    if parameter.kind != "choice" and not few:
         return np.zeros(len(frame))
-    return (np.arange(len(frame)) * 0.6180339887 % 1 - 0.5) * 0.5
+    width = 0.5 if parameter.kind == "choice" else 0.3 / (parameter.high - parameter.low)
+    return (np.arange(len(frame)) * 0.6180339887 % 1 - 0.5) * width
 
 
 def _labels(ax: Axes, named: pd.DataFrame, points: pd.DataFrame) -> None:
@@ -263,8 +263,8 @@ def _labels(ax: Axes, named: pd.DataFrame, points: pd.DataFrame) -> None:
     lows = place(named["x_lo"].fillna(named["x"]), named["lo"].fillna(named["shown"]))
     highs = place(named["x_hi"].fillna(named["x"]), named["hi"].fillna(named["shown"]))
     cloud = place(points["x"], points["shown"])
-    busy = [(l[0], c[1] - 2, h[0], c[1] + 2) for l, c, h in zip(lows, centres, highs)]
-    busy += [(c[0] - 2, l[1], c[0] + 2, h[1]) for l, c, h in zip(lows, centres, highs)]
+    busy = [(low[0], c[1] - 2, high[0], c[1] + 2) for low, c, high in zip(lows, centres, highs)]
+    busy += [(c[0] - 2, low[1], c[0] + 2, high[1]) for low, c, high in zip(lows, centres, highs)]
     for (px, py), text, role in zip(centres, named["label"], named["role"]):
         width, height = 5.4 * len(text), 8.5
         best, cheapest = (px, py), math.inf
@@ -286,10 +286,3 @@ def _labels(ax: Axes, named: pd.DataFrame, points: pd.DataFrame) -> None:
 
 def _meet(a: tuple[float, ...], b: tuple[float, ...]) -> bool:
     return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
-
-
-def axis_name(label: str, share: bool) -> str:
-    """The y title: what and in which unit."""
-    return f"{label}, %" if share else label
-
-

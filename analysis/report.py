@@ -11,9 +11,10 @@ from markupsafe import Markup
 from mmts_ray import results
 
 from . import page
+from .choice import best_config, choose
 from .finding import Finding, twin
-from .panels import QUESTIONS, collected, verdict
-from .tables import Study, best_of_search, choose, load
+from .panels import PANELS, collected, verdict
+from .tables import Study, load, why_failed
 from .wording import count, day, duration, plain, setting, short_hash
 
 SCHEMA = 1
@@ -86,7 +87,7 @@ def text(found: Mapping[str, Any]) -> str:
 def find(study: Study) -> dict[str, Finding]:
     """Every panel's finding, the verdict first."""
     findings = {"verdict": verdict.verdict(study)}
-    for panels in QUESTIONS.values():
+    for panels in PANELS.values():
         for key, panel in panels.items():
             findings[key] = panel.data(study)
     return findings
@@ -98,7 +99,7 @@ def _render(
     pointed = {warning["panel"] for warning in raised}
     names = {"verdict": "Verdict"}
     sections = []
-    for question, panels in QUESTIONS.items():
+    for question, panels in PANELS.items():
         entries = []
         for key, panel in panels.items():
             finding = findings[key]
@@ -126,6 +127,7 @@ def _render(
         verdict_glyph=_glyph(findings["verdict"]),
         warnings=raised,
         passed=passed,
+        found=sum(warning["severity"] != "record" for warning in raised),
         warnings_title=collected.warnings_title(raised, passed),
         shown=collected.SHOWN,
         names=names,
@@ -188,20 +190,15 @@ def _reason(study: Study) -> str | None:
     if study.trials.empty:
         return "the ledger holds no run"
     states = study.trials["state"].value_counts()
-    tally = ", ".join(f"{int(states[s])} {s}" for s in sorted(states.index))
-    errors = study.trials["error"].dropna().map(str).value_counts()
-    top = f"; most common error: {sorted(errors.items(), key=lambda e: (-e[1], e[0]))[0][0]}" if len(errors) else ""
-    return f"no feasible trial: {tally}{top}"
+    tally = ", ".join(f"{int(states[state])} {state}" for state in sorted(states.index))
+    return f"no feasible trial: {tally}. {why_failed(study)}".strip()
 
 
 def _best(study: Study) -> dict[str, Any] | None:
-    winner, best = choose(study).winner, best_of_search(study)
-    if winner is None and best is None:
+    winner = choose(study).winner
+    trial, config = best_config(study)
+    if trial is None:
         return None
-    trial = winner.trial if winner is not None else str(best["trial"]) if best is not None else None
-    config = study.configs.get(str(trial), {})
-    if winner is not None and not config:
-        config = study.configs.get(str(winner.runs["trial"].iloc[0]), {})
     row = study.trials[study.trials["trial"] == trial]
     applies = [p for p in study.space if p.path in config and p.active(config)]
     return {

@@ -22,7 +22,7 @@ INK = {
     )
 }  # fmt: skip
 
-RC: dict[str, Any] = {
+RC: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "mmts-ray",
     "path.simplify_threshold": 0.3,
@@ -62,9 +62,7 @@ def inline_svg(figure: Figure, identity: str, title: str, desc: str) -> Markup:
     """The figure as an `<svg>` element: themed, without scripts, styles, fonts or shared ids."""
     buffer = io.StringIO()
     with mpl.rc_context(RC):
-        figure.savefig(
-            buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-        )
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = buffer.getvalue()
     width, height = (72 * size for size in figure.get_size_inches())
     body = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]

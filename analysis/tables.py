@@ -18,7 +18,6 @@ import pandas as pd
 
 from mmts_ray import results
 
-FRESH_NEEDED = 3  # below this a t interval is wider than any effect worth reporting
 STATES = ("done", "stopped", "infeasible", "failed", "running", "waiting")
 TEXT_COLUMNS = ("study", "trial", "kind", "name", "config_hash", "status", "error", "note")
 NUMBER_COLUMNS = ("seed", "rung", "step", "epoch", "seconds", "device_seconds", "global_batch", "time", "end_time")
@@ -47,6 +46,16 @@ class Metric:
     @property
     def split(self) -> str:
         return {"val": "validation", "test": "test"}.get(self.key.partition("_")[0], "")
+
+    @property
+    def scale(self) -> float:
+        """Factor from the ledger's value to the printed one."""
+        return 100.0 if self.share else 1.0
+
+    @property
+    def axis(self) -> str:
+        """Label with unit."""
+        return f"{self.label}, %" if self.share else self.label
 
     @property
     def label(self) -> str:
@@ -154,34 +163,6 @@ class Study:
         return path if shorts.count(short) > 1 or short == "name" else short
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """A configuration with fresh runs: `runs` has one row per seed, done or not."""
-
-    key: str
-    label: str
-    source: str  # baseline or search
-    trial: str | None  # the run of the search that it repeats
-    runs: pd.DataFrame
-
-    def values(self, column: str) -> pd.Series:
-        """Finite values by seed."""
-        if column not in self.runs:
-            return pd.Series(dtype=float)
-        series = pd.to_numeric(self.runs.set_index("seed")[column], errors="coerce")
-        return series[np.isfinite(series) & (self.runs.set_index("seed")["state"] == "done")].sort_index()
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """Who is compared: the winner and runner-up by mean validation score on fresh seeds, and the default."""
-
-    winner: Candidate | None
-    runner_up: Candidate | None
-    default: Candidate | None
-    others: tuple[Candidate, ...]
-
-
 def load(study_dir: str | Path) -> Study:
     """Read a study folder; ValueError, one line, when it is none."""
     folder = Path(study_dir)
@@ -221,59 +202,10 @@ def load(study_dir: str | Path) -> Study:
     )
 
 
-def candidates(study: Study) -> list[Candidate]:
-    """Configurations that have fresh runs, in order of label."""
-    fresh = study.trials[study.trials["kind"] == "confirm"]
-    names = study.trials[study.trials["kind"] == "baseline"]
-    searched = study.trials[study.trials["kind"] == "search"]
-    baselines = set(map(str, study.meta.get("baselines") or [])) | set(names["name"].dropna())
-    found = []
-    for key, runs in fresh.groupby(fresh["config_hash"].fillna(fresh["name"]).fillna(fresh["trial"]), sort=True):
-        label = next((str(n) for n in runs["name"].dropna()), None)
-        same = searched[(searched["config_hash"] == key) | (searched["trial"] == label)]
-        baseline = names[(names["config_hash"] == key) | (names["name"] == label)]
-        source = "baseline" if label in baselines or len(baseline) else "search"
-        if source == "baseline" and label not in baselines:
-            label = str(baseline["name"].iloc[0])
-        origin = baseline if source == "baseline" else same
-        trial = str(origin["trial"].iloc[0]) if len(origin) else None
-        found.append(Candidate(str(key), label or trial or str(key)[:8], source, trial, runs))
-    return sorted(found, key=lambda candidate: candidate.label)
-
-
-def choose(study: Study) -> Chosen:
-    """Rank the configurations other than the default by mean validation score on fresh seeds.
-
-    Those with at least three seeds come first: one lucky run must not beat five.
-    """
-    found = candidates(study)
-    default = next((c for c in found if c.source == "baseline" and c.label == study.default), None)
-    column, better = study.objective.column, study.objective.better
-
-    def rank(candidate: Candidate) -> tuple[bool, float, str]:
-        values = candidate.values(column)
-        return (len(values) < FRESH_NEEDED, -better * float(values.mean()), candidate.label)
-
-    rivals = sorted((c for c in found if c is not default and len(c.values(column))), key=rank)
-    winner, runner_up = (rivals + [None, None])[:2]
-    others = tuple(c for c in rivals[2:] if c.source == "baseline")
-    return Chosen(winner, runner_up, default, others)
-
-
-def best_of_search(study: Study) -> pd.Series | None:
-    """The finished search trial with the best validation score (one run); a baseline when nothing else finished."""
-    pool = study.searched if len(study.searched) else study.finished
-    if pool.empty:
-        return None
-    order = (pool["score"] * study.objective.better).to_numpy()
-    return pool.iloc[int(np.argmax(order))]
-
-
-def best_tenth(study: Study) -> pd.DataFrame:
-    """The best tenth of the finished search trials, at least five."""
-    pool = study.searched
-    count = max(5, math.ceil(len(pool) / 10))
-    return pool.loc[(pool["score"] * -study.objective.better).sort_values(kind="stable").index[:count]]
+def lost_trials(study: Study) -> pd.DataFrame:
+    """Search trials that ended without a score: infeasible or failed."""
+    trials = study.trials
+    return trials[(trials["kind"] == "search") & trials["state"].isin(["infeasible", "failed"])]
 
 
 def default_value(study: Study, parameter: Parameter) -> tuple[Any, bool]:
@@ -292,6 +224,22 @@ def positions(study: Study, parameter: Parameter, trials: pd.DataFrame) -> np.nd
         return np.array([])
     active = np.array([parameter.active(config) for config in configs])
     return np.where(active, parameter.position([config.get(parameter.path) for config in configs]), np.nan)
+
+
+def why_failed(study: Study) -> str:
+    """The most common error of the runs that failed, or nothing."""
+    lost = study.trials[study.trials["state"].isin(["infeasible", "failed"])]
+    if lost.empty:
+        return ""
+    tally = lost["error"].fillna("no message").map(first_line).value_counts()
+    message, n = min(tally.items(), key=lambda item: (-item[1], item[0]))
+    return f"Most common reason: {message} ({n})."
+
+
+def first_line(message: Any) -> str:
+    """An error message cut to one line."""
+    lines = str(message).strip().splitlines() or ["no message"]
+    return lines[0] if len(lines[0]) <= 160 else f"{lines[0][:159]}…"
 
 
 def column(frame: pd.DataFrame, name: str) -> pd.Series:
@@ -318,7 +266,9 @@ def _tidy(trials: pd.DataFrame, objective: str) -> pd.DataFrame:
 def _fold_repeats(trials: pd.DataFrame) -> tuple[pd.DataFrame, int]:
     """One row per (kind, configuration, seed): the same point run twice is one observation, the last finished."""
     known = trials["config_hash"].notna() & trials["seed"].notna()
-    ended = trials.assign(done=trials["state"] == "done").sort_values(["done", "end_time", "trial"], na_position="first")
+    ended = trials.assign(done=trials["state"] == "done").sort_values(
+        ["done", "end_time", "trial"], na_position="first"
+    )
     repeated = ended[known.reindex(ended.index)].duplicated(["kind", "config_hash", "seed"], keep="last")
     dropped = repeated[repeated].index
     return trials.drop(index=dropped).reset_index(drop=True), len(dropped)
@@ -360,7 +310,7 @@ def _index(value: Any, legal: tuple[Any, ...]) -> float:
     if isinstance(value, (float, np.floating)) and math.isnan(value):
         value = None
     for place, other in enumerate(legal):
-        if (value is None) == (other is None) and isinstance(value, (bool, np.bool_)) == isinstance(other, bool):
-            if value == other:
-                return float(place)
+        alike = (value is None) == (other is None) and isinstance(value, (bool, np.bool_)) == isinstance(other, bool)
+        if alike and value == other:
+            return float(place)
     return math.nan

@@ -15,6 +15,7 @@ from .statistics import Interval
 from .tables import Metric, Parameter
 
 THIN = "\u202f"
+NBSP = "\u00a0"
 MINUS = "\u2212"
 WORDS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 
@@ -78,21 +79,18 @@ def setting(value: Any, parameter: Parameter | None = None) -> str:
     return str(value)
 
 
-def scaled(metric: Metric) -> float:
-    return 100.0 if metric.share else 1.0
-
-
 def unit(metric: Metric) -> str:
-    """Unit of a value, with its leading space; a difference of percentages is in points."""
-    return " %" if metric.share else ""
+    """Unit of a value, with its leading space."""
+    return f"{NBSP}%" if metric.share else ""
 
 
 def points(metric: Metric) -> str:
+    """Unit of a difference, with its leading space: a change of a percentage is in points."""
     return " points" if metric.share else ""
 
 
 def digits_of(interval: Interval, metric: Metric) -> int:
-    half = interval.half * scaled(metric)
+    half = interval.half * metric.scale
     if math.isfinite(half) and half > 0:
         return decimals(2 * half / 3.92)
     return 1 if metric.share else 3
@@ -102,7 +100,7 @@ def score(interval: Interval, metric: Metric, tag: str = "span", with_unit: bool
     """`31.4 % [30.9, 31.9]`; a single run says so."""
     if interval.n == 0:
         return Markup("no run")
-    scale, suffix = scaled(metric), unit(metric) if with_unit else ""
+    scale, suffix = metric.scale, unit(metric) if with_unit else ""
     if interval.n == 1:
         return Markup("{}{} (one run)").format(number(interval.mean, significant(interval.mean * scale), tag), suffix)
     digits = digits_of(interval, metric)
@@ -112,29 +110,34 @@ def score(interval: Interval, metric: Metric, tag: str = "span", with_unit: bool
 
 def limits(interval: Interval, metric: Metric, digits: int, sign: bool = False, flip: bool = False) -> Markup:
     """The muted `[30.9, 31.9]`; flipped when the text gives the size of a negative difference."""
-    scale = scaled(metric)
+    scale = metric.scale
     ends = (-interval.hi, -interval.lo) if flip else (interval.lo, interval.hi)
     show = signed if sign else fixed
-    # no wrap inside the brackets
-    text = f"[{show(ends[0] * scale, digits)},\u00a0{show(ends[1] * scale, digits)}]"
+    text = f"[{show(ends[0] * scale, digits)},{NBSP}{show(ends[1] * scale, digits)}]"
     return Markup('<span class="ci">{}</span>').format(text)
 
 
 def change(interval: Interval, metric: Metric) -> Markup:
     """A signed difference with its limits: `+1.9 [+1.1, +2.7]`."""
     digits = digits_of(interval, metric)
-    value = number(interval.mean, signed(interval.mean * scaled(metric), digits))
+    value = number(interval.mean, signed(interval.mean * metric.scale, digits))
     return Markup("{} {}").format(value, limits(interval, metric, digits, sign=True))
+
+
+def named(value: Any, metric: Metric, digits: int, tag: str = "span") -> Markup:
+    """A score with what it measures: `31.4 % R@1`, or `loss 0.51`."""
+    text = f"{fixed(value * metric.scale, digits)}{unit(metric)}"
+    return number(value, f"{text} {metric.label}" if metric.share else f"{metric.label} {text}", tag)
 
 
 def single(value: float, metric: Metric) -> Markup:
     """A score of one run, three significant digits."""
-    return number(value, significant(value * scaled(metric), 3))
+    return number(value, significant(value * metric.scale, 3))
 
 
 def percent(share: float, n: int | None = None) -> str:
     """A share in percent, without decimals below a thousand cases."""
-    return f"{fixed(100 * share, 0 if n is None or n < 1000 else 1)} %"
+    return f"{fixed(100 * share, 0 if n is None or n < 1000 else 1)}{NBSP}%"
 
 
 def whole(n: int) -> str:

@@ -175,7 +175,7 @@ def sentence_transformer(name: str) -> Encoder:
         return Encoder(
             name=name, version=_folder_hash(name), load=partial(_sentence_tower, name, local_files_only=True)
         )
-    revision = _hub_revision(name, "modules.json")
+    revision = _hub_revision(name, "modules.json", cache_dir=os.environ.get("SENTENCE_TRANSFORMERS_HOME"))
     return Encoder(name=name, version=f"{name}@{revision}", load=partial(_sentence_tower, name, revision=revision))
 
 
@@ -348,12 +348,12 @@ def _folder_hash(folder: str) -> str:
     return f"sha256:{total.hexdigest()}"
 
 
-def _hub_revision(repository: str, file: str) -> str:
+def _hub_revision(repository: str, file: str, cache_dir: str | None = None) -> str:
     """The commit of a hub repository that the local hub cache holds; fetches one small file when it holds none."""
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
-    path = try_to_load_from_cache(repository, file)
-    return Path(path if isinstance(path, str) else hf_hub_download(repository, file)).parent.name
+    path = try_to_load_from_cache(repository, file, cache_dir=cache_dir)
+    return Path(path if isinstance(path, str) else hf_hub_download(repository, file, cache_dir=cache_dir)).parent.name
 
 
 ENCODERS: dict[str, dict[str, Callable[[], Encoder]]] = {

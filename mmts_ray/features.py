@@ -254,7 +254,7 @@ def _read_entry(folder: Path, rows: int, verify: bool) -> tuple[np.ndarray, Fail
         if verify and file_hash(path) != manifest["sha256"]:
             raise ValueError("its SHA-256 is not that in its manifest")
         failed = {int(index): str(why) for index, why in manifest["failed"].items()}
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except Exception as problem:  # parsing a damaged header or manifest raises anything
         log.warning("%s: damaged (%s); encoding it again", folder, problem)
         return None
     return np.asarray(array), failed  # a plain view of the mapped file: np.memmap would pickle as itself

@@ -14,10 +14,13 @@ def frozen_heads(
     seed: int,
     *,
     image_encoder: Annotated[
-        str, Text(doc="frozen image encoder: efficientnet-lite0, open_clip:MODEL[/WEIGHTS or path]")
+        str, Text(path=True, doc="frozen image encoder: efficientnet-lite0, open_clip:MODEL[/WEIGHTS or path]")
     ] = "efficientnet-lite0",
     text_encoder: Annotated[
-        str, Text(doc="frozen text encoder: minilm-l6, sentence-transformers/NAME, open_clip:MODEL[/...], a folder")
+        str,
+        Text(
+            path=True, doc="frozen text encoder: minilm-l6, sentence-transformers/NAME, open_clip:MODEL[/...], a folder"
+        ),
     ] = "minilm-l6",
     dim: Annotated[int, Int(2, 8192, log=True, doc="dimension of the joint embedding")] = 256,
     image_dropout: Annotated[float, Float(0.0, 0.95, doc="dropout on the image features")] = 0.3,

@@ -5,7 +5,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mmts_ray.search import Planned
+    from mmts_ray.plan import Planned
     from mmts_ray.study import StudyConfig
 
 

@@ -8,7 +8,6 @@ and each proposal is drawn from a generator seeded by (seed, number of trials so
 import hashlib
 import json
 import warnings
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import numpy as np
 import optuna
 from optuna.trial import TrialState
 
+from mmts_ray.config import TrialConfig
 from mmts_ray.space import Choice, Domain, Float, Int
 from mmts_ray.study import StudyConfig, grid
 
@@ -92,13 +92,15 @@ class Sampler:
             self.study.tell(trial, state=TrialState.FAIL)
         self.told += 1
 
-    def adopt(self, trial: str, point: Mapping[str, Any], *, status: str, values: list[float] | None) -> bool:
+    def adopt(self, trial: str, config: TrialConfig, *, status: str, values: list[float] | None) -> bool:
         """Make a finished trial known that was not asked here (a baseline, a lost journal, another space).
 
-        False when the point lies outside the space, or has no value: the ledger keeps it, the sampler does not.
+        False when it is no point of the space (also when something that is not searched differs), or has no value:
+        the ledger keeps it, the sampler must not learn from it.
         """
         if trial in self.number_of or status != "done" or not values:
             return False
+        point = config.flat()
         params: dict[str, Any] = {}
         for entry in self.config.searched:
             if not self.config.active(point, entry):
@@ -107,6 +109,8 @@ class Sampler:
                 params[entry.path] = entry.domain.parse(point.get(entry.path))
             except ValueError:
                 return False
+        if self.config.trial_config(params).hash != config.hash:
+            return False
         by_path = {entry.path: entry.domain for entry in self.config.searched}
         distributions = {path: _distribution(by_path[path]) for path in params}
         self.study.add_trial(

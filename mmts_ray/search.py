@@ -7,9 +7,10 @@ asks the sampler for the rest; Tune runs them in warm actors. What happened is r
 import contextlib
 import fcntl
 import os
+import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,26 +28,26 @@ from ray.tune.schedulers import AsyncHyperBandScheduler
 from ray.tune.search import Searcher
 
 from mmts_ray import results
-from mmts_ray.config import TrialConfig, from_flat
 from mmts_ray.features import Frozen
+from mmts_ray.plan import (
+    Planned,
+    Rows,
+    config_of,
+    confirmations,
+    missing_baselines,
+    next_number,
+    objective_values,
+    start_record,
+    unfinished,
+    values_of,
+)
 from mmts_ray.sampler import Sampler
 from mmts_ray.study import StudyConfig
 from mmts_ray.trial import TrialActor, checkpoint_dir
 
 KEEP_BEST = 5  # search trials whose weights are kept
-FRESH_SEEDS = 1000  # confirm's seeds start here, so that they never meet a seed of the search
+MOST_REPEATS = 200  # proposals in a row that have run already: then the space is taken as exhausted
 ORPHAN_SECONDS = 60
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A trial that will run: its id, what it is for, and its complete configuration."""
-
-    trial: str
-    kind: str
-    name: str | None
-    config: TrialConfig
-    number: int | None = None  # of the Optuna trial it belongs to
 
 
 class Progress(Protocol):
@@ -86,31 +87,26 @@ def search(
 ) -> None:
     """Run the study to its number of trials: unfinished trials first, then missing baselines, then sampled points."""
     with lease(study_dir):
-        sampler = Sampler(study, study_dir)
         known = results.trials_of(study_dir)
+        sampler = Sampler(study, study_dir)
         _synchronise(study, sampler, known)
-        plan = [_planned(row, sampler) for row in known.values() if row["status"] not in results.FINISHED]
-        run_names = {row.get("name") for row in known.values() if row["kind"] == "baseline"}
-        next_id = _next_number(known, "t")
-        for name, _ in study.baselines:
-            if name not in run_names:
-                config = study.baseline_config(name)
-                plan.append(Planned(trial=f"t{next_id:04d}", kind="baseline", name=name, config=config))
-                next_id += 1
+        begun = unfinished(known, "search", "baseline", "confirm")
+        first_id = next_number(known, "t")
+        baselines = missing_baselines(study, known, first_id)
         sampled = sum(row["kind"] == "search" for row in known.values())
         total = len(sampler.grid) if study.strategy == "grid" else study.trials
-        wanted = total - sampled if study.searched else 0
+        wanted = max(total - sampled, 0) if study.searched else 0
         proposals = Proposals(
             study,
             study_dir,
-            plan=plan,
+            plan=[*begun, *baselines],
             sampler=sampler,
             sampled=sampled,
-            wanted=max(wanted, 0),
-            next_id=next_id,
+            wanted=wanted,
+            next_id=first_id + len(baselines),
             progress=progress,
         )
-        progress.begin(planned=len(plan) + max(wanted, 0), finished=len(known) - sum(p.trial in known for p in plan))
+        progress.begin(planned=len(proposals.plan) + wanted, finished=len(known) - len(begun))
         _drive(study, study_dir, frozen, proposals, cache_dir=cache_dir, address=address)
 
 
@@ -128,28 +124,15 @@ def confirm(
     """Rerun the baselines and the best `top` configurations on fresh seeds, each seed shared by all of them."""
     with lease(study_dir):
         known = results.trials_of(study_dir)
-        done = {(r["config_hash"], int(r["seed"])) for r in known.values() if r["kind"] == "confirm"}
-        plan = [
-            _planned(r, None) for r in known.values() if r["kind"] == "confirm" and r["status"] not in results.FINISHED
-        ]
-        unfinished = len(plan)
-        next_id = _next_number(known, "c")
-        ledger = results.Ledger(study_dir)
-        for seed in range(FRESH_SEEDS, FRESH_SEEDS + seeds):
-            for name, config in _candidates(study, known, top):
-                if (config.hash, seed) in done:
-                    continue
-                done.add((config.hash, seed))
-                planned = Planned(trial=f"c{next_id:04d}", kind="confirm", name=name, config=config.with_seed(seed))
-                next_id += 1
-                plan.append(planned)
-                ledger.append(start_record(study, planned, status="waiting"))  # so that `resume` knows of it
-        ledger.close()
-        finished = sum(r["kind"] == "confirm" for r in known.values()) - unfinished
+        begun = unfinished(known, "confirm")
+        fresh = confirmations(study, known, top=top, seeds=seeds)
+        with contextlib.closing(results.Ledger(study_dir)) as ledger:
+            for planned in fresh:  # written down first, so that `resume` finishes what is interrupted here
+                ledger.append(start_record(study, planned, status="waiting"))
+        plan = [*begun, *fresh]
+        finished = sum(row["kind"] == "confirm" for row in known.values()) - len(begun)
         progress.begin(planned=len(plan), finished=finished)
-        proposals = Proposals(
-            study, study_dir, plan=plan, sampler=None, sampled=0, wanted=0, next_id=0, progress=progress
-        )
+        proposals = Proposals(study, study_dir, plan=plan, progress=progress)
         _drive(study, study_dir, frozen, proposals, cache_dir=cache_dir, address=address)
 
 
@@ -162,11 +145,11 @@ class Proposals(Searcher):
         study_dir: Path,
         *,
         plan: list[Planned],
-        sampler: Sampler | None,
-        sampled: int,
-        wanted: int,
-        next_id: int,
         progress: Progress,
+        sampler: Sampler | None = None,
+        sampled: int = 0,
+        wanted: int = 0,
+        next_id: int = 0,
     ) -> None:
         super().__init__()
         self.study, self.study_dir, self.sampler, self.progress = study, study_dir, sampler, progress
@@ -175,7 +158,17 @@ class Proposals(Searcher):
         self.ledger = results.Ledger(study_dir)
         self.live: dict[str, Planned] = {}  # by Tune's trial id
         self.last: dict[str, dict[str, Any]] = {}
-        self.best: list[tuple[float, str]] = []
+        known = list(results.trials_of(study_dir).values())
+        # what ran or runs, by configuration, with its values once they are known
+        self.ran = {
+            row["config_hash"]: values_of(study, row) if row["status"] == "done" else None
+            for row in known
+            if row["kind"] != "confirm"
+        }
+        self.ran |= {p.config.hash: None for p in plan}
+        sign = 1 if study.objective[0][1] == "max" else -1
+        done = [(row, values_of(study, row)) for row in known if row["kind"] == "search" and row["status"] == "done"]
+        self.kept = sorted(((sign * v[0], row["trial"]) for row, v in done if v), reverse=True)[:KEEP_BEST]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
         planned = self._next()
@@ -191,12 +184,20 @@ class Proposals(Searcher):
         if self.wanted <= 0 or self.sampler is None:
             return None
         trial = f"t{self.next_id:04d}"
-        number, point = self.sampler.ask(trial, self.sampled)
-        self.next_id += 1
-        self.sampled += 1
-        self.wanted -= 1
-        config = self.study.trial_config(point)
-        return Planned(trial=trial, kind="search", name=None, config=config, number=number)
+        for _ in range(MOST_REPEATS):
+            number, point = self.sampler.ask(trial, self.sampled)
+            config = self.study.trial_config(point)
+            if config.hash not in self.ran:
+                self.next_id += 1
+                self.sampled += 1
+                self.wanted -= 1
+                self.ran[config.hash] = None
+                return Planned(trial=trial, kind="search", name=None, config=config)
+            # the same configuration and seed give the same numbers: remind the sampler instead of training again
+            values = self.ran[config.hash]
+            self.sampler.tell(number, status="done" if values else "failed", values=values)
+        self.wanted = 0
+        return None
 
     def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
         self.last[trial_id] = result
@@ -218,10 +219,12 @@ class Proposals(Searcher):
             k: float(v) for k, v in result.items() if k.startswith(("val_", "test_")) and isinstance(v, (int, float))
         }
         values = objective_values(self.study, metrics)
-        if self.sampler is not None and planned.kind == "search" and planned.number is not None:
-            self.sampler.tell(planned.number, status=status, values=values, epoch=int(result.get("epoch", 0)))
+        number = self.sampler.number_of.get(planned.trial) if self.sampler is not None else None
+        if self.sampler is not None and planned.kind == "search" and number is not None:
+            self.sampler.tell(number, status=status, values=values, epoch=int(result.get("epoch", 0)))
         elif self.sampler is not None and planned.kind == "baseline":
-            self.sampler.adopt(planned.trial, planned.config.flat(), status=status, values=values)
+            self.sampler.adopt(planned.trial, planned.config, status=status, values=values)
+        self.ran[planned.config.hash] = values if status == "done" else None
         self._prune(planned, status, values)
         seconds = float(result.get("seconds", result.get("time_total_s", 0.0)))
         self.progress.trial_ended(planned, status=status, metrics=metrics, seconds=seconds)
@@ -243,18 +246,14 @@ class Proposals(Searcher):
         )
 
     def _prune(self, planned: Planned, status: str, values: list[float] | None) -> None:
-        """Keep the weights of the best few and of what is compared; delete the rest."""
-        import shutil
-
+        """Keep the weights of the best few searched trials, and of everything that is compared; delete the rest."""
         if planned.kind != "search":
             return
+        drop = [planned.trial]
         if status == "done" and values:
             sign = 1 if self.study.objective[0][1] == "max" else -1
-            self.best = sorted([*self.best, (sign * values[0], planned.trial)], reverse=True)
-            drop = [trial for _, trial in self.best[KEEP_BEST:]]
-            self.best = self.best[:KEEP_BEST]
-        else:
-            drop = [planned.trial]
+            order = sorted([*self.kept, (sign * values[0], planned.trial)], reverse=True)
+            self.kept, drop = order[:KEEP_BEST], [trial for _, trial in order[KEEP_BEST:]]
         for trial in drop:
             shutil.rmtree(checkpoint_dir(self.study_dir, trial), ignore_errors=True)
 
@@ -265,93 +264,19 @@ class Proposals(Searcher):
         """Nothing: see `save`."""
 
 
-def start_record(study: StudyConfig, planned: Planned, *, status: str) -> dict[str, Any]:
-    """The record that opens a trial; it alone carries the parameters."""
-    config = planned.config
-    ones = np.ones(1, dtype=np.int64)
-    schedule = config.function("schedule")(1, ones, ones, **config.kwargs("schedule"))
-    return {
-        "study": study.study,
-        "trial": planned.trial,
-        "kind": planned.kind,
-        "name": planned.name,
-        "config_hash": config.hash,
-        "seed": config.seed,
-        "rung": 0,
-        "step": 0,
-        "epoch": 0,
-        "global_batch": config.kwargs("train")["batch_size"],
-        "status": status,
-        **{f"param.{k}": v for k, v in config.items},
-        **{f"derived.schedule.{k}": v for k, v in schedule.derived.items()},
-    }
-
-
-def objective_values(study: StudyConfig, metrics: dict[str, float]) -> list[float] | None:
-    """The objective's metrics in order, or None when one is missing."""
-    values = [metrics.get(name) for name, _ in study.objective]
-    return None if any(v is None for v in values) else [float(v) for v in values if v is not None]
-
-
-def ranked(study: StudyConfig, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Finished trials, best first: by the objective, or for several metrics by Pareto layer and then the first."""
-    done = [r for r in rows if r["status"] == "done"]
-    signs = [1.0 if mode == "max" else -1.0 for _, mode in study.objective]
-    scored = []
-    for row in done:
-        values = [row.get(f"metric.{name}") for name, _ in study.objective]
-        if all(v is not None for v in values):
-            scored.append(([s * v for s, v in zip(signs, values, strict=True)], row))
-
-    def dominated_by(mine: list[float]) -> int:
-        return sum(all(o >= m for o, m in zip(other, mine, strict=True)) and other != mine for other, _ in scored)
-
-    key = (lambda s: (-dominated_by(s[0]), s[0][0])) if len(signs) > 1 else (lambda s: s[0])
-    return [row for _, row in sorted(scored, key=key, reverse=True)]
-
-
-def config_of(row: dict[str, Any]) -> TrialConfig:
-    """The configuration that a ledger record describes."""
-    return from_flat({k.removeprefix("param."): v for k, v in row.items() if k.startswith("param.")})
-
-
-def _candidates(study: StudyConfig, known: dict[str, dict[str, Any]], top: int) -> list[tuple[str, TrialConfig]]:
-    """Baselines under their names, then the best distinct searched configurations under their trial ids."""
-    found: dict[str, tuple[str, TrialConfig]] = {}
-    for name, _ in study.baselines:
-        config = study.baseline_config(name)
-        found.setdefault(config.hash, (name, config))
-    limit = len(found) + top
-    for row in ranked(study, [r for r in known.values() if r["kind"] == "search"]):
-        if len(found) >= limit:
-            break
-        found.setdefault(row["config_hash"], (row["trial"], config_of(row)))
-    return list(found.values())
-
-
-def _synchronise(study: StudyConfig, sampler: Sampler, known: dict[str, dict[str, Any]]) -> None:
+def _synchronise(study: StudyConfig, sampler: Sampler, known: Rows) -> None:
     """Tell the sampler what the ledger knows and it does not: ends it missed, and trials of a lost or other journal."""
     for trial, row in known.items():
         if row["kind"] == "confirm" or row["status"] not in results.FINISHED:
             continue
-        metrics = {k.removeprefix("metric."): v for k, v in row.items() if k.startswith("metric.")}
-        values = objective_values(study, metrics)
+        values = values_of(study, row)
         if trial in sampler.number_of:
             sampler.tell(sampler.number_of[trial], status=row["status"], values=values, epoch=row["epoch"])
         else:
-            sampler.adopt(trial, config_of(row).flat(), status=row["status"], values=values)
+            sampler.adopt(trial, config_of(row), status=row["status"], values=values)
     for trial, number in sampler.number_of.items():
         if trial not in known and sampler.running(number):  # asked, but killed before its start was written
             sampler.tell(number, status="failed", values=None)
-
-
-def _planned(row: dict[str, Any], sampler: Sampler | None) -> Planned:
-    number = sampler.number_of.get(row["trial"]) if sampler else None
-    return Planned(trial=row["trial"], kind=row["kind"], name=row.get("name"), config=config_of(row), number=number)
-
-
-def _next_number(known: dict[str, dict[str, Any]], letter: str) -> int:
-    return 1 + max((int(t[1:]) for t in known if t.startswith(letter)), default=-1)
 
 
 def _drive(

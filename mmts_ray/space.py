@@ -118,7 +118,12 @@ class Choice(_Described):
 
 @dataclass(frozen=True)
 class Text(_Described):
-    """Free text: a path, a column, a model name. It can be set, or searched as a choice."""
+    """Free text: a path, a column, a model name. It can be set, or searched as a choice.
+
+    `path`: what exists under this name in the working directory is meant, and study files name it in full.
+    """
+
+    path: bool = False
 
     def parse(self, value: Any) -> str | None:
         if value is None and self.none:

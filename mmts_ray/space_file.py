@@ -23,7 +23,7 @@ from typing import Any
 
 from mmts_ray.config import ENCODING, NAMED, SECTIONS, SEED, legal, unknown_path, with_shifts
 from mmts_ray.metrics import METRICS
-from mmts_ray.space import Choice, Float, Int, Parameter, Searched, declared, did_you_mean, parse_distribution
+from mmts_ray.space import Choice, Float, Int, Parameter, Searched, Text, declared, did_you_mean, parse_distribution
 from mmts_ray.study import STRATEGIES, Resources, StudyConfig, grid
 
 KEYS: dict[str, Any] = {
@@ -53,7 +53,7 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> StudyC
         raise ValueError(f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start})") from None
     raw, rows = _read_yaml(text, path)
     try:
-        return parse(raw, overrides=overrides, default_name=path.stem)
+        return _with_full_paths(parse(raw, overrides=overrides, default_name=path.stem))
     except ValueError as problem:
         message = str(problem)
         where, _, rest = message.partition(": ")
@@ -62,6 +62,17 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> StudyC
         named = re.match(r"\(baseline '(.*?)'\)", rest)
         row = rows.get(f"<{named[1]}>.{where}", rows.get(f"<{named[1]}>.name")) if named else rows.get(where)
         raise ValueError(f"{path}{f':{row}' if row else ''}: {message}") from None
+
+
+def _with_full_paths(study: StudyConfig) -> StudyConfig:
+    """Relative paths are those of the working directory now: the study is resumed, and its workers run, elsewhere."""
+    known = legal(dict(study.fixed))
+    fixed = dict(study.fixed)
+    for key, value in fixed.items():
+        is_path = isinstance(domain := known[key].domain, Text) and domain.path
+        if is_path and value is not None and (full := Path(value).expanduser().absolute()).exists():
+            fixed[key] = str(full)
+    return replace(study, fixed=tuple(fixed.items()))
 
 
 def parse(raw: Any, *, overrides: Mapping[str, Any] | None = None, default_name: str = "study") -> StudyConfig:

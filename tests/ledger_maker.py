@@ -28,7 +28,14 @@ SPACE = [
     {"path": "loss.dead", "kind": "float", "low": 0.0, "high": 1.0, "log": False, "default": 0.5,
      "declared": {"low": 0.0, "high": 1.0}, "doc": "does nothing"},
 ]  # fmt: skip
-DEFAULT = {"train.lr": 1e-3, "schedule.tau": 0.05, "train.wd": 0.01, "loss.margin": 0.2, "loss.mix": 0.0, "loss.dead": 0.5}
+DEFAULT = {
+    "train.lr": 1e-3,
+    "schedule.tau": 0.05,
+    "train.wd": 0.01,
+    "loss.margin": 0.2,
+    "loss.mix": 0.0,
+    "loss.dead": 0.5,
+}
 
 
 def score_of(

@@ -33,12 +33,13 @@ OURS: dict[str, set[str]] = {
     "reference": {"config", "space", "study"},
     "prepare": {"data", "features"},
     "train": {"config", "features", "space"} | DECLARATIONS,
-    "sampler": {"space", "study"},
+    "sampler": {"config", "space", "study"},
     "folder": {"", "config", "features", "results", "space", "space_file", "study"},
     "status": {"results"},
-    "progress": {"search", "study"},
+    "progress": {"plan", "study"},
     "trial": {"config", "results", "train"},
-    "search": {"config", "features", "results", "sampler", "study", "trial"},
+    "plan": {"config", "results", "study"},
+    "search": {"features", "plan", "results", "sampler", "study", "trial"},
 }
 RAY = {"trial", "search"}
 OPTUNA = {"sampler"}

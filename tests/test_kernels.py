@@ -101,6 +101,8 @@ def test_angular_shift_is_finite_and_bounded_at_saturated_cosines(dtype, gated):
     assert out_BB.abs().max() <= 1 + 1e-6
     assert grad_BB.abs().max() <= math.sin(0.15) / kernels.MIN_SINE + 1
     assert torch.equal(grad_BB.diagonal(), torch.ones(9, dtype=dtype))
+    # at -1 the sine stands at its lower bound, a constant: what is left of the slope is cos d
+    torch.testing.assert_close(grad_BB[2:, 1], torch.full((7,), math.cos(0.15), dtype=dtype))
 
 
 def test_two_edge_rules_differ_only_within_the_margin():
@@ -209,9 +211,28 @@ def test_an_own_cosine_is_no_intra_modal_negative():
         assert loss.item() == pytest.approx(math.log1p(3 * math.exp(-100)), abs=1e-12)
 
 
-def test_hinge_gradients_are_exact_and_its_share_counts_active_terms():
+def test_negatives_of_weight_zero_do_not_underflow_the_others():
+    """Only intra-modal negatives, all at cosine 0, while the text of another pair is the anchor's exact copy."""
+    image_BD = torch.eye(8)
+    text_BD = image_BD.roll(1, dims=0)
+    loss, _ = kernels.softmax_loss(image_BD, text_BD, torch.full((8,), 0.004), r_mix=1.0)
+    assert loss.item() == pytest.approx(math.log(8), rel=1e-6)
+
+
+def test_a_pair_exactly_at_the_threshold_is_kept():
+    image_BD, text_BD, temperature_B = batch()
+    teacher_BE = torch.eye(BATCH, dtype=torch.float64)
+    for threshold, share in ((0.0, 0.0), (-1e-9, 1.0)):
+        _, stats = kernels.softmax_loss(
+            image_BD, text_BD, temperature_B, teacher_BE=teacher_BE, filter_threshold=threshold, with_stats=True
+        )
+        assert stats["filtered_share"].item() == share
+
+
+@pytest.mark.parametrize("widest", [0.5, 2.5])
+def test_hinge_gradients_are_exact_and_its_share_counts_active_terms(widest):
     image_BD, text_BD, _ = batch()
-    margin_B = torch.linspace(0.1, 0.5, BATCH, dtype=torch.float64)
+    margin_B = torch.linspace(0.2 * widest, widest, BATCH, dtype=torch.float64)
     for drop_BB in (None, kernels.same_id(torch.tensor([0, 1, 0, 2, 3]))):
         assert gradcheck(lambda u, w, d=drop_BB: kernels.hinge_loss(u, w, margin_B, drop_BB=d)[0], [image_BD, text_BD])
         loss, active = kernels.hinge_loss(image_BD, text_BD, margin_B, drop_BB=drop_BB)
@@ -244,7 +265,7 @@ def test_log_potential_is_the_log_mean_over_kept_pairs():
     drop_BB = kernels.same_id(torch.tensor([0, 1, 0, 2, 3]))
     for dropped in (torch.zeros_like(drop_BB), drop_BB):
         kept = [
-            math.exp(-2 * float((image_BD[i] - text_BD[j]).square().sum()))
+            math.exp(-2 * (image_BD[i] - text_BD[j]).square().sum().item())
             for i, j in itertools.permutations(range(BATCH), 2)
             if not dropped[i, j]
         ]

@@ -6,9 +6,10 @@ from typing import Any
 import pandas as pd
 from markupsafe import Markup
 
+from ..choice import best_config, choose
 from ..finding import SEVERITIES, Finding
 from ..page import Column, notes, table
-from ..tables import Study, best_of_search, choose, default_value
+from ..tables import Study, default_value
 from ..wording import count, full, in_words, plain, setting
 
 SHOWN = 7  # warnings before the rest is folded
@@ -17,7 +18,8 @@ SHOWN = 7  # warnings before the rest is folded
 def warnings(findings: Mapping[str, Finding]) -> tuple[list[dict[str, Any]], list[str]]:
     """(warnings worst first, names of the checks that passed), each warning linked to the panel that raised it."""
     order = list(SEVERITIES)
-    raised, passed = [], []
+    raised: list[dict[str, Any]] = []
+    passed: list[str] = []
     for panel, finding in findings.items():
         for check in finding.checks:
             if check.problem is None:
@@ -47,20 +49,19 @@ def warnings_twin(raised: list[dict[str, Any]], passed: list[str]) -> dict[str, 
 
 
 def warnings_title(raised: list[dict[str, Any]], passed: list[str]) -> str:
-    if not raised:
-        return f"No warnings: {count(len(passed), 'check')} passed"
-    words = in_words(len(raised))
-    return f"{words} warning{'s, worst first' if len(raised) > 1 else ''}"
+    found = sum(w["severity"] != "record" for w in raised)
+    notes_ = len(raised) - found
+    if not found:
+        more = f"; {count(notes_, 'note')}" if notes_ else ""
+        return f"No warnings: {count(len(passed), 'check')} passed{more}"
+    tail = f" and {count(notes_, 'note')}" if notes_ else ""
+    return f"{in_words(found)} warning{'s' if found > 1 else ''}{tail}{', worst first' if len(raised) > 1 else ''}"
 
 
 def settings(study: Study, findings: Mapping[str, Finding]) -> Finding:
     """One row per searched parameter: the winner's value, the default, and what the panels add."""
     winner = choose(study).winner
-    best = best_of_search(study)
-    trial = winner.trial if winner and winner.trial else best["trial"] if best is not None else None
-    config: Mapping[str, Any] = study.configs.get(str(trial), {})
-    if winner is not None and not config:
-        config = study.configs.get(str(winner.runs["trial"].iloc[0]), {})
+    trial, config = best_config(study)
     added = [column for finding in findings.values() for column in finding.settings]
     rows = []
     for parameter in study.space:
@@ -75,7 +76,8 @@ def settings(study: Study, findings: Mapping[str, Finding]) -> Finding:
             "set_to": value if used else None,
             "set_to_text": set_to,
             "default": default,
-            "default_text": setting(default, parameter) + ("" if of_baseline or study.default is None else " (declared)"),
+            "default_text": setting(default, parameter)
+            + ("" if of_baseline or study.default is None else " (declared)"),
         }
         for column in added:
             row[column.key] = column.values.get(parameter.path)
@@ -99,7 +101,9 @@ def draw_settings(study: Study, finding: Finding) -> Markup:
     if frame.empty:
         return notes(["The study searched no parameter."])
     columns = [
-        Column("name", "Parameter", lambda row: Markup('<span title="{}">{}</span>').format(row["doc"], row["name"]), False),
+        Column(
+            "name", "Parameter", lambda row: Markup('<span title="{}">{}</span>').format(row["doc"], row["name"]), False
+        ),
         Column("set_to", "Set to", lambda row: Markup("<b>{}</b>").format(row["set_to_text"])),
         Column("default", "Default", lambda row: row["default_text"]),
     ]

@@ -24,8 +24,12 @@ NOT_FINITE = "features are not finite"
 
 def features(
     *,
-    path: Annotated[str, Text(doc=".npz or .parquet with image and text features, or the image features as .npy")],
-    text_path: Annotated[str | None, Text(doc="the text features as .npy", none="they are in the file of path")] = None,
+    path: Annotated[
+        str, Text(path=True, doc=".npz or .parquet with image and text features, or the image features as .npy")
+    ],
+    text_path: Annotated[
+        str | None, Text(path=True, doc="the text features as .npy", none="they are in the file of path")
+    ] = None,
     validation_share: Annotated[
         float, Float(0.0, 0.9, doc="share of ids for validation, when no split is given")
     ] = 0.1,

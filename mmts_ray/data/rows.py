@@ -6,6 +6,7 @@ Row numbers are those a text editor shows (the header is line 1); in parquet the
 import codecs
 import csv
 import gzip
+import io
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -178,7 +179,7 @@ def _several(lines: list[Line], at: int, delimiter: str, width: int, marker: int
         if '"' not in line:
             continue
         try:
-            cells = next(csv.reader(joined.splitlines(keepends=True), delimiter=delimiter, strict=True))
+            cells = next(csv.reader(io.StringIO(joined), delimiter=delimiter, strict=True))
         except csv.Error as problem:
             if "end of data" in str(problem):
                 continue  # the quote that would close it is further down

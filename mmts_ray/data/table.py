@@ -49,7 +49,9 @@ class Pair:
 
 def table(
     *,
-    path: Annotated[str, Text(doc="the table: .csv, .tsv, .jsonl or .parquet; pictures are sought from its folder")],
+    path: Annotated[
+        str, Text(path=True, doc="the table: .csv, .tsv, .jsonl, .parquet; pictures are sought from its folder")
+    ],
     image_column: Annotated[str, Text(doc="column with the picture: a path, or its bytes in parquet")] = "image",
     caption_columns: Annotated[
         str, Text(doc="column with the caption or a list of captions; several columns: a,b,c")

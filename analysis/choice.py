@@ -1,0 +1,106 @@
+"""Who is compared: configurations with fresh runs, the winner among them, and the best of the search."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from .tables import Study
+
+FRESH_NEEDED = 3  # below this a t interval is wider than any effect worth reporting
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A configuration with fresh runs: `runs` has one row per seed, done or not."""
+
+    key: str
+    label: str
+    source: str  # baseline or search
+    trial: str | None  # the run of the search that it repeats
+    runs: pd.DataFrame
+
+    def values(self, column: str) -> pd.Series:
+        """Finite values by seed."""
+        if column not in self.runs:
+            return pd.Series(dtype=float)
+        series = pd.to_numeric(self.runs.set_index("seed")[column], errors="coerce")
+        return series[np.isfinite(series) & (self.runs.set_index("seed")["state"] == "done")].sort_index()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """Who is compared: the winner and runner-up by mean validation score on fresh seeds, and the default."""
+
+    winner: Candidate | None
+    runner_up: Candidate | None
+    default: Candidate | None
+    others: tuple[Candidate, ...]
+
+
+def candidates(study: Study) -> list[Candidate]:
+    """Configurations that have fresh runs, in order of label."""
+    fresh = study.trials[study.trials["kind"] == "confirm"]
+    names = study.trials[study.trials["kind"] == "baseline"]
+    searched = study.trials[study.trials["kind"] == "search"]
+    baselines = set(map(str, study.meta.get("baselines") or [])) | set(names["name"].dropna())
+    found = []
+    for key, runs in fresh.groupby(fresh["config_hash"].fillna(fresh["name"]).fillna(fresh["trial"]), sort=True):
+        label = next((str(n) for n in runs["name"].dropna()), None)
+        same = searched[(searched["config_hash"] == key) | (searched["trial"] == label)]
+        baseline = names[(names["config_hash"] == key) | (names["name"] == label)]
+        source = "baseline" if label in baselines or len(baseline) else "search"
+        if source == "baseline" and label not in baselines:
+            label = str(baseline["name"].iloc[0])
+        origin = baseline if source == "baseline" else same
+        trial = str(origin["trial"].iloc[0]) if len(origin) else None
+        found.append(Candidate(str(key), label or trial or str(key)[:8], source, trial, runs))
+    return sorted(found, key=lambda candidate: candidate.label)
+
+
+def choose(study: Study) -> Chosen:
+    """Rank the configurations other than the default by mean validation score on fresh seeds.
+
+    Those with at least three seeds come first: one lucky run must not beat five.
+    """
+    found = candidates(study)
+    default = next((c for c in found if c.source == "baseline" and c.label == study.default), None)
+    column, better = study.objective.column, study.objective.better
+
+    def rank(candidate: Candidate) -> tuple[bool, float, str]:
+        values = candidate.values(column)
+        return (len(values) < FRESH_NEEDED, -better * float(values.mean()), candidate.label)
+
+    rivals = sorted((c for c in found if c is not default and len(c.values(column))), key=rank)
+    winner, runner_up = [*rivals, None, None][:2]
+    others = tuple(c for c in rivals[2:] if c.source == "baseline")
+    return Chosen(winner, runner_up, default, others)
+
+
+def best_of_search(study: Study) -> pd.Series | None:
+    """The finished search trial with the best validation score (one run); a baseline when nothing else finished."""
+    pool = study.searched if len(study.searched) else study.finished
+    if pool.empty:
+        return None
+    order = (pool["score"] * study.objective.better).to_numpy()
+    return pool.iloc[int(np.argmax(order))]
+
+
+def best_config(study: Study) -> tuple[str | None, Mapping[str, Any]]:
+    """(trial, configuration) of the winner, or of the best search trial while nothing is confirmed."""
+    winner, best = choose(study).winner, best_of_search(study)
+    if winner is None:
+        trial = None if best is None else str(best["trial"])
+        return trial, study.configs.get(str(trial), {})
+    trial = winner.trial or str(winner.runs["trial"].iloc[0])
+    return trial, study.configs.get(trial, {})
+
+
+def best_tenth(study: Study) -> pd.DataFrame:
+    """The best tenth of the finished search trials, at least five."""
+    pool = study.searched
+    count = max(5, math.ceil(len(pool) / 10))
+    return pool.loc[(pool["score"] * -study.objective.better).sort_values(kind="stable").index[:count]]

@@ -1,0 +1,33 @@
+"""The commands that a refusal or warning offers, with the study's own folder and sizes."""
+
+import shlex
+
+from .tables import Study
+
+TOP, SEEDS = 3, 5  # what a verdict wants: the best three, five fresh seeds each
+
+
+def confirm(study: Study) -> str:
+    """Fresh runs of the baselines and of the best trials."""
+    return f"mmts-ray confirm {shlex.quote(study.folder)} --top {TOP} --seeds {SEEDS}"
+
+
+def extend(study: Study) -> str:
+    """As many trials again as the study was asked for."""
+    asked = study.meta.get("trials")
+    return (
+        f"mmts-ray extend {shlex.quote(study.folder)} --trials {asked if isinstance(asked, int) and asked > 0 else 20}"
+    )
+
+
+def resume(study: Study) -> str:
+    return f"mmts-ray resume {shlex.quote(study.folder)}"
+
+
+def report(study: Study) -> str:
+    return f"mmts-ray report {shlex.quote(study.folder)}"
+
+
+def fresh_runs(study: Study) -> int:
+    """How many runs `confirm` makes."""
+    return (TOP + len(study.meta.get("baselines") or [])) * SEEDS

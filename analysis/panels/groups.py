@@ -1,0 +1,187 @@
+"""Head, middle and tail: does the average gain cost the rare groups?"""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+from markupsafe import Markup
+
+from .. import commands
+from ..choice import Candidate, choose
+from ..finding import Alt, Check, Finding, Refusal, check
+from ..page import Axis, Column, bar, notes, table
+from ..statistics import Interval, difference, t_interval
+from ..tables import Metric, Study
+from ..wording import change, count, digits_of, fixed, limits, listing, number, points, score, significant
+
+GROUPS = {"head": "head", "mid": "middle", "tail": "tail"}  # metric prefix -> word
+FEW_QUERIES = 30
+NAME = "Head, middle, tail"
+
+
+def groups(study: Study) -> Finding:
+    """Score of frequent, middling and rare groups: winner against default on fresh seeds."""
+    chosen, split = choose(study), study.reported.key.partition("_")[0]
+    name, winner, default = _metric_name(study, split), chosen.winner, chosen.default
+    if name is None or winner is None:
+        needs = "Needs fresh runs of a tuned setting that report head, middle and tail scores; there are none:"
+        return Finding(NAME, "0 fresh runs", refusal=Refusal(needs, commands.confirm(study)))
+    arms = [c for c in (winner, default) if c is not None]
+    fewest = min(len(c.values(f"metric.{split}_{g}_{name}")) for c in arms for g in GROUPS)
+    if fewest < 2:
+        needs = f"Needs 2 fresh seeds of each with head, middle and tail scores; one has {fewest}:"
+        return Finding(NAME, "too few fresh runs", refusal=Refusal(needs, commands.confirm(study)))
+    metric = study.metric(f"{split}_{name}")
+    frame = pd.DataFrame([_row(split, name, group, winner, default, metric) for group in GROUPS])
+    noise = frame["query_error"].max()
+    sentences = [
+        Markup(
+            "Groups: thirds of the clusters by number of training samples; head is frequent, tail is rare. Intervals "
+            "are over seeds, for these queries only; those of the changes are widened for three looks (Bonferroni)."
+        )
+    ]
+    if math.isfinite(noise):
+        text = "Other queries would move a group's score with a standard error of up to {}{}."
+        sentences.append(Markup(text).format(number(noise, significant(noise * metric.scale)), points(metric)))
+    return Finding(
+        title=_title(frame, metric, default is not None),
+        used=f"{count(int(frame['n'].min()), 'fresh seed')}, {study.reported.split or 'reported'} split",
+        frames={"groups": frame},
+        numbers={"metric": metric.key, "share": metric.share, "query_error": noise},
+        sentences=tuple(sentences),
+        alts={"groups": Alt("Score by group frequency", _alt(frame, metric))},
+        checks=tuple(_checks(frame, metric)),
+    )
+
+
+def draw(study: Study, finding: Finding) -> Markup:
+    frame, metric = finding.frames["groups"], study.metric(finding.numbers["metric"])
+    ends = pd.concat([frame[f"{arm}{end}"] for arm in ("default", "tuned") for end in ("", "_lo", "_hi")]).dropna()
+    low, high = ends.min() * metric.scale, ends.max() * metric.scale
+    pad = 0.05 * (high - low) or 0.1
+    axis = Axis(math.floor(low - pad), math.ceil(high + pad)) if metric.share else Axis(low - pad, high + pad)
+    digits = 1 if metric.share else 3
+
+    def dumbbell(row: Mapping[str, Any]) -> Markup:
+        keys = [f"{arm}{end}" for arm in ("default", "tuned") for end in ("", "_lo", "_hi")]
+        place = {key: None if row[key] is None else axis(row[key] * metric.scale) for key in keys}
+        return bar("dumbbell", **place, low=significant(axis.low, 3), high=significant(axis.high, 3))
+
+    def values(row: Mapping[str, Any]) -> Markup:
+        shown = [
+            number(row[key], fixed(row[key] * metric.scale, digits))
+            for key in ("default", "tuned")
+            if row[key] is not None
+        ]
+        return Markup(" → ").join(shown)
+
+    def moved(row: Mapping[str, Any]) -> Markup:
+        if row["queries"] is not None and row["queries"] < FEW_QUERIES:
+            return Markup('<span class="few">few</span>')
+        if row["diff"] is None:
+            return Markup("no default")
+        text = change(_change(row), metric)
+        return Markup('<b class="changes">■ {}</b>').format(text) if row["worse"] else text
+
+    columns = [
+        Column("group", "Group", lambda row: GROUPS[row["group"]].capitalize(), False),
+        Column("queries", "Queries", lambda row: "unknown" if row["queries"] is None else str(int(row["queries"]))),
+        Column("tuned_lo", f"{metric.axis}: ○ default, ● tuned", dumbbell, False, "wide"),
+        Column("tuned", "Default → tuned", values),
+        Column("diff", f"Change{',' if metric.share else ''}{points(metric)}", moved),
+    ]
+    label = finding.alts["groups"].desc
+    return table("groups.groups", frame, columns, label=label, sort=False, wide=True) + notes(finding.sentences)
+
+
+def _metric_name(study: Study, split: str) -> str | None:
+    """The metric that exists for all three groups: the objective's own cut-off if there is one, else the first."""
+    found = [m[1] for c in study.trials if (m := re.match(rf"metric\.{split}_head_(.+)$", str(c)))]
+    whole = [name for name in found if all(f"metric.{split}_{group}_{name}" in study.trials for group in GROUPS)]
+    wanted = study.objective.name.rpartition("_")[2]
+    return wanted if wanted in whole else min(whole, default=None)
+
+
+def _row(
+    split: str, name: str, group: str, winner: Candidate, default: Candidate | None, metric: Metric
+) -> dict[str, Any]:
+    key = f"metric.{split}_{group}_{name}"
+    tuned, base = winner.values(key), default.values(key) if default else pd.Series(dtype=float)
+    d = difference(tuned, base, comparisons=len(GROUPS))
+    a, b = t_interval(tuned), t_interval(base)
+    sizes = winner.values(f"metric.{split}_n_{group}")
+    queries = float(sizes.iloc[0]) if len(sizes) else math.nan
+    established = bool(d and d.established and not queries < FEW_QUERIES)
+    return {
+        "group": group,
+        "queries": queries,
+        "default": b.mean,
+        "default_lo": b.lo,
+        "default_hi": b.hi,
+        "tuned": a.mean,
+        "tuned_lo": a.lo,
+        "tuned_hi": a.hi,
+        "diff": d.mean if d else math.nan,
+        "diff_lo": d.lo if d else math.nan,
+        "diff_hi": d.hi if d else math.nan,
+        "n": d.n if d else a.n,
+        "established": established,
+        "worse": established and d is not None and metric.better * d.mean < 0,
+        "query_error": math.sqrt(a.mean * (1 - a.mean) / queries) if metric.share and queries > 0 else math.nan,
+    }
+
+
+def _change(row: Mapping[str, Any]) -> Interval:
+    return Interval(row["diff"], row["diff_lo"], row["diff_hi"], row["n"])
+
+
+def _title(frame: pd.DataFrame, metric: Metric, compared: bool) -> Markup:
+    rows = frame.set_index("group").to_dict(orient="index")
+    if not compared:
+        shown = [number(rows[g]["tuned"], significant(rows[g]["tuned"] * metric.scale, 3)) for g in ("tail", "head")]
+        return Markup("The tail scores {} and the head {}; there is no default to compare with").format(*shown)
+    moves = []
+    for group in ("tail", "head", "mid"):
+        row = rows[group]
+        if row["established"]:
+            amount = number(row["diff"], fixed(abs(row["diff"]) * metric.scale, digits_of(_change(row), metric)))
+            verb = "loses" if row["worse"] else "gains"
+            moves.append(Markup("the {} {} {}{}").format(GROUPS[group], verb, amount, points(metric)))
+    if not moves:
+        return Markup("No change of head, middle or tail is established")
+    text = listing(moves)
+    return Markup(text[0].upper()) + text[1:]
+
+
+def _alt(frame: pd.DataFrame, metric: Metric) -> str:
+    parts = [f"{metric.axis} by group; hollow is default, filled is tuned."]
+    for row in frame.itertuples():
+        text = score(Interval(row.tuned, row.tuned_lo, row.tuned_hi, row.n), metric, with_unit=False).striptags()
+        before = "" if math.isnan(row.default) else f"{fixed(row.default * metric.scale, 1 if metric.share else 3)} to "
+        parts.append(f"{GROUPS[row.group].capitalize()}: {before}{text}.")
+    return " ".join(parts)
+
+
+def _checks(frame: pd.DataFrame, metric: Metric) -> list[Check]:
+    checks = []
+    for row in frame.to_dict(orient="records"):
+        digits = digits_of(_change(row), metric)
+        checks.append(
+            check(
+                f"the {GROUPS[row['group']]} is not down beyond noise", "changes", row["worse"],
+                "The {group} loses {amount}{points} {limits}.", "The verdict is about the average over all queries.",
+                group=GROUPS[row["group"]], points=points(metric), size=row["diff"],
+                amount=number(row["diff"], fixed(abs(row["diff"]) * metric.scale, digits)),
+                limits=limits(_change(row), metric, digits, flip=row["diff"] < 0),
+            )
+        )  # fmt: skip
+    small = [GROUPS[row.group] for row in frame.itertuples() if row.queries < FEW_QUERIES]
+    checks.append(
+        check(
+            f"every group has {FEW_QUERIES} queries or more", "limits", small, "Few queries in {groups}.",
+            "Fewer than {few}: no change is claimed there.", groups=listing(small), few=FEW_QUERIES, size=len(small),
+        )
+    )  # fmt: skip
+    return checks

@@ -1,0 +1,73 @@
+"""Whether the search had settled: best score so far. Not a headline; the best of many runs is partly lucky."""
+
+import math
+
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+
+from .. import commands, plots
+from ..finding import Alt, Finding, Refusal
+from ..page import beside, figure
+from ..tables import Study
+from ..wording import count, number, points, significant, unit
+
+
+def history(study: Study) -> Finding:
+    """Best score so far over finished runs, in order of completion."""
+    metric, done = study.objective, study.finished
+    if len(done) < 2:
+        needs = f"Needs 2 finished runs; {len(done)} finished. More trials fill it:"
+        return Finding(
+            "Search history", count(len(done), "finished run"), refusal=Refusal(needs, commands.extend(study))
+        )
+    ordered = done.sort_values(["end_time", "trial"], kind="stable", ignore_index=True)
+    values = ordered["score"].to_numpy()
+    best = (np.maximum if metric.better > 0 else np.minimum).accumulate(values)
+    at = int(np.argmax(values * metric.better)) + 1
+    gained = float(best[-1] - best[math.ceil(0.75 * len(best)) - 1])
+    baseline = ordered[(ordered["kind"] == "baseline") & (ordered["name"] == study.default)]
+    shown = number(best[-1], f"{significant(best[-1] * metric.scale, 3)}{unit(metric)}")
+    when = f"run {at} of {len(done)}"
+    title = Markup("The best score of the search, {}, came with {}").format(shown, when)
+    tail = Markup("The last quarter of the runs did not improve it.")
+    if gained:
+        amount = number(gained, significant(abs(gained) * metric.scale))
+        tail = Markup("The last quarter of the runs improved it by {}{}.").format(amount, points(metric))
+    desc = (
+        f"x: finished runs in order of completion, 1 to {len(done)}; y: {metric.axis}, one run each. "
+        f"{title.striptags()}. {tail.striptags()} "
+        f"{count(int((ordered['kind'] == 'baseline').sum()), 'baseline')} hollow."
+    )
+    frame = pd.DataFrame({"order": np.arange(1, len(ordered) + 1), "score": values, "best": best})
+    frame = pd.concat([frame, ordered[["trial", "kind", "name"]]], axis=1)
+    return Finding(
+        title=title,
+        used=count(len(done), "finished run"),
+        frames={"runs": frame},
+        numbers={
+            "best": best[-1],
+            "at": at,
+            "n": len(done),
+            "last_quarter": gained,
+            "default": float(baseline["score"].iloc[0]) if len(baseline) else math.nan,
+        },
+        sentences=(
+            tail,
+            "These are search scores of single runs: the best is a maximum of noise. "
+            "Stopped and failed runs are left out.",
+        ),
+        alts={"history": Alt("Best score so far", desc)},
+    )
+
+
+def draw(study: Study, finding: Finding) -> Markup:
+    metric = study.objective
+    frame = finding.frames["runs"]
+    drawing = plots.history(
+        frame.assign(shown=frame["score"] * metric.scale, best=frame["best"] * metric.scale),
+        metric=metric.axis,
+        default=finding.numbers["default"] * metric.scale,
+        better=metric.better,
+    )
+    return beside(figure(drawing, "history-0", finding.alts["history"]), finding.sentences)

@@ -1,0 +1,219 @@
+"""Training: exact resume, pairing by seed, schedules as computed, infeasible ends."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from toy import frozen
+
+from mmts_ray.config import from_flat
+from mmts_ray.recipe import Recipe, recipe, stream
+from mmts_ray.towers import Heads, drop
+from mmts_ray.train import TRAIN, TrainData, _batches, train
+
+torch.set_num_threads(1)
+SMALL = {
+    "data.name": "features",
+    "data.path": "unused",
+    "model.dim": 6,
+    "groups.k": 4,
+    "eval.k": 3,
+    "train.epochs": 4,
+    "train.batch_size": 16,
+    "train.lr": 0.01,
+}
+KINDS = {
+    "constant": {"schedule.name": "constant"},
+    "learnable": {"schedule.name": "learnable"},
+    "mm-ts": {"schedule.name": "cosine"},
+    "xnce": {"loss.r_mix": 0.3},
+    "adapacse": {"loss.angular_margin": 0.1, "loss.filter_threshold": 0.9},
+    "all three": {"schedule.name": "cosine", "loss.r_mix": 0.3, "loss.angular_margin": 0.1, "loss.filter_threshold": 0.9},
+    "image teacher": {"loss.angular_margin": 0.1, "loss.soft_labels": "image"},
+    "max margin": {"loss.name": "max_margin", "schedule.name": "cosine"},
+    "siglip": {"loss.name": "siglip", "schedule.name": "learnable"},
+    "regularized": {"loss.name": "regularized_info_nce"},
+    "all captions": {"train.captions": "all"},
+    "cosine rate": {"train.lr_schedule": "cosine", "train.warmup": 0.3},
+    "classes": {"schedule.name": "cosine", "groups.name": "classes"},
+    "image clusters": {"schedule.name": "cosine", "groups.name": "images"},
+    "one group": {"schedule.name": "cosine", "groups.name": "none"},
+}
+
+
+def config_of(kind: str, **more: object):
+    flat = {**SMALL, **KINDS[kind], **more}
+    if flat.get("groups.name") in ("classes", "none"):
+        del flat["groups.k"]
+    return from_flat(flat)
+
+
+@pytest.fixture(scope="module")
+def data() -> TrainData:
+    return TrainData(frozen(captions_each=2))
+
+
+def tensors(tree: object) -> list[torch.Tensor]:
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    values = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else []
+    return [t for value in values for t in tensors(value)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_equals_the_straight_one_bit_for_bit(kind, data, tmp_path):
+    config = config_of(kind)
+    straight = list(train(config, data, test=True))
+    assert [row.epoch for row in straight] == [1, 2, 3, 4]
+    assert straight[-1].metrics["train_loss"] < straight[0].metrics["train_loss"]
+    assert {"val_i2t_r1", "test_i2t_r1", "val_modality_accuracy", "train_loss"} <= set(straight[-1].metrics)
+    for cut in (1, 3):
+        first = train(config, data, test=True)
+        for _ in range(cut):
+            row = next(first)
+        torch.save(row.state(), tmp_path / "state.pt")
+        next(first)  # a live run that goes on must not touch the checkpoint
+        state = torch.load(tmp_path / "state.pt", weights_only=True)
+        resumed = list(train(config, data, state, test=True))
+        assert [row.epoch for row in resumed] == list(range(cut + 1, 5))
+        for mine, theirs in zip(resumed, straight[cut:], strict=True):
+            assert mine.metrics == theirs.metrics
+            assert mine.step == theirs.step
+        ends = [tensors(rows[-1].state()) for rows in (resumed, straight)]
+        assert len(ends[0]) > 4
+        assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_a_checkpoint_of_another_configuration_seed_or_budget_is_refused(data):
+    state = next(train(config_of("constant"), data)).state()
+    for more in ({"train.seed": 1}, {"train.lr": 0.02}, {"train.epochs": 8}):
+        with pytest.raises(ValueError, match="checkpoint of another trial"):
+            next(train(config_of("constant", **more), data, state))
+    with pytest.raises(ValueError, match="its data is"):
+        next(train(config_of("constant"), TrainData(frozen(captions_each=2, seed=1)), state))
+
+
+def test_the_same_seed_is_the_same_start_and_order_in_every_arm(data):
+    starts = []
+    orders = []
+    for kind in ("constant", "mm-ts", "max margin", "siglip"):
+        config = config_of(kind)
+        made = config.function("model")(12, 10, config.seed, **config.kwargs("model"))
+        starts.append(torch.cat([p.flatten() for p in made.parameters()]))
+        of = config.function("train")(**config.kwargs("train"))
+        orders.append(torch.cat(list(_batches(data, of, epoch=2))))
+    assert all(torch.equal(s, starts[0]) for s in starts)
+    assert all(torch.equal(o, orders[0]) for o in orders)
+    other = config_of("constant", **{"train.seed": 1})
+    made = other.function("model")(12, 10, other.seed, **other.kwargs("model"))
+    assert not torch.equal(torch.cat([p.flatten() for p in made.parameters()]), starts[0])
+
+
+def test_an_epoch_shows_each_image_once_with_a_caption_drawn_anew(data):
+    split = data.split(TRAIN)
+    of = recipe(batch_size=16, captions="one")
+    seen = [torch.cat(list(_batches(data, of, epoch))).numpy() for epoch in (0, 1)]
+    for rows in seen:
+        images = data.frozen.image_M[rows]
+        assert sorted(images) == split.images.tolist()
+    assert set(seen[0]) != set(seen[1])
+    every = torch.cat(list(_batches(data, recipe(batch_size=16, captions="all"), 0))).numpy()
+    assert sorted(every) == sorted(split.rows)
+
+
+def test_traces_follow_the_schedule_through_the_run(data):
+    config = config_of("mm-ts", **{"schedule.oscillations": 1, "train.epochs": 4})
+    rows = list(train(config, data))
+    total = rows[-1].step
+    kwargs = config.kwargs("schedule")
+    for row in rows:
+        base = 0.5 * kwargs["alpha"] * math.cos(2 * math.pi * (row.step - 1) / total)
+        low = kwargs["tau_min"] + kwargs["alpha"] / 2 + base
+        assert low - 1e-6 <= row.metrics["train_temperature_min"]
+        assert row.metrics["train_temperature_max"] <= low + kwargs["spread"] + 1e-6
+        assert row.metrics["train_temperature_min"] < row.metrics["train_temperature_max"]
+
+
+def test_a_learned_temperature_stays_inside_its_clamp_however_hard_it_is_driven(data):
+    config = config_of("learnable", **{"train.lr": 1.0, "schedule.low": 0.02, "schedule.high": 0.5})
+    for row in train(config, data):
+        assert 0.02 - 1e-6 <= math.exp(row.state()["learned"]["log_temperature"]) <= 0.5 + 1e-6
+        assert not row.infeasible
+
+
+def test_a_run_that_breaks_says_at_which_step_and_ends(data):
+    # a feature that no float32 product can hold: the first step is already non-finite
+    broken = frozen(captions_each=2)
+    image_NI = broken.image_NI.copy()
+    image_NI[5, 0] = np.float32(3e38)
+    broken = TrainData(type(broken)(**{**vars(broken), "image_NI": image_NI}))
+    rows = list(train(config_of("constant", **{"model.standardise": False, "train.lr": 1.0}), broken))
+    assert len(rows) == 1
+    assert rows[0].infeasible.startswith("non-finite")
+    assert "step" in rows[0].infeasible
+    assert not [k for k in rows[0].metrics if k.startswith("val_")]
+
+
+def test_head_and_tail_groups_are_the_same_whatever_groups_the_trial_searches(data):
+    shares = [
+        {k: v for k, v in list(train(config_of("mm-ts", **{"groups.k": k}), data))[-1].metrics.items() if "_n_" in k}
+        for k in (2, 8)
+    ]
+    assert shares[0] == shares[1]
+    assert sum(shares[0].values()) >= 15
+
+
+def test_standardising_uses_training_images_only_and_survives_a_constant_feature():
+    made = frozen()
+    made.image_NI[:, 3] = 7.0
+    data = TrainData(made)
+    image_NI = data.images(standardise=True)
+    train_NI = image_NI[torch.from_numpy(made.split_N == TRAIN)]
+    assert torch.isfinite(image_NI).all()
+    assert torch.allclose(train_NI.mean(0), torch.zeros(12), atol=1e-5)
+    assert image_NI[:, 3].abs().max() == 0
+    assert not torch.allclose(image_NI.mean(0), torch.zeros(12), atol=1e-3)
+
+
+def test_dropout_has_its_rate_keeps_the_mean_and_follows_its_generator():
+    ones = torch.ones(1000, 1003)
+    for p in (0.1, 0.3, 0.9):
+        dropped = drop(ones, p, torch.Generator().manual_seed(0))
+        assert (dropped == 0).float().mean().item() == pytest.approx(p, abs=3e-3)
+        assert dropped.mean().item() == pytest.approx(1, abs=1e-2)
+        assert torch.equal(dropped, drop(ones, p, torch.Generator().manual_seed(0)))
+        assert not torch.equal(dropped, drop(ones, p, torch.Generator().manual_seed(1)))
+        columns = (dropped == 0).float().mean(0)
+        assert columns.std().item() == pytest.approx(math.sqrt(p * (1 - p) / 1000), rel=0.15)
+    assert drop(ones, 0.0, torch.Generator()) is ones
+
+
+def test_heads_start_as_linear_layers_do_and_give_unit_rows():
+    made = Heads(image_dim=400, text_dim=100, dim=64, image_dropout=0.5, text_dropout=0.0, seed=0)
+    assert made.image_weight.abs().max().item() == pytest.approx(1 / 20, rel=0.01)
+    assert made.text_weight.std().item() == pytest.approx(0.1 / math.sqrt(3), rel=0.05)
+    x = torch.randn(7, 400)
+    assert torch.allclose(made.image(x).norm(dim=1), torch.ones(7))
+    assert torch.equal(made.image(x), made.image(x))
+    assert not torch.equal(made.image(x), made.image(x, torch.Generator().manual_seed(0)))
+
+
+def test_streams_of_different_purposes_and_epochs_differ():
+    draws = {stream(s, p, e).integers(2**60) for s in (0, 1) for p in ("init", "order", "dropout") for e in (0, 1)}
+    assert len(draws) == 12
+
+
+@pytest.mark.parametrize(("samples", "batch", "steps"), [(2973, 256, 12), (512, 256, 2), (513, 256, 2), (514, 256, 3)])
+def test_a_last_batch_of_one_is_left_out(samples, batch, steps):
+    assert recipe(batch_size=batch).steps_per_epoch(samples) == steps
+
+
+def test_the_learning_rate_warms_up_and_follows_its_schedule():
+    of: Recipe = recipe(lr=1.0, warmup=0.1, lr_schedule="cosine")
+    rates = [of.lr_at(step, 100) for step in range(100)]
+    assert rates[:10] == pytest.approx([(i + 1) / 11 for i in range(10)])
+    assert rates[10] == pytest.approx(1.0)
+    assert rates[55] == pytest.approx(0.5)
+    assert rates[-1] < 0.01
+    assert recipe(lr=0.3).lr_at(99, 100) == 0.3
