@@ -42,12 +42,12 @@ def environment() -> Environment:
     return env
 
 
-def macro(template: str, name: str, **values: Any) -> Markup:
+def macro(template: str, name: str, /, **values: Any) -> Markup:
     """A macro of a template of this folder."""
     return Markup(getattr(environment().get_template(template).module, name)(**values)).strip()
 
 
-def bar(name: str, **numbers: Any) -> Markup:
+def bar(name: str, /, **numbers: Any) -> Markup:
     """In-row SVG in percentages of its cell."""
     return macro("bars.html", name, **numbers)
 

@@ -70,7 +70,7 @@ def isolation(
     if lane:
         failed = points[points["failed"]]
         x = failed["position"].to_numpy() + _jitter(failed, parameter)
-        ax.vlines(x, foot - step * 0.22, foot + step * 0.22, color=INK["fail"], linewidth=0.9)
+        _strokes(ax, x, foot - step * 0.22, foot + step * 0.22, "fail")
     ticks = [t for t in MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= t <= high]
     digits = _tick_digits(ticks)
     ax.set_yticks([*ticks, foot] if lane else ticks, [f"{t:.{digits}f}" for t in ticks] + ["failed"] * lane)
@@ -220,10 +220,11 @@ def _cloud(ax: Axes, x: np.ndarray, y: np.ndarray) -> None:
     counts, x_edges, y_edges = np.histogram2d(x, y, bins=GRID)
     columns, rows = np.nonzero(counts)
     strength = np.ceil(3 * counts[columns, rows] / counts.max())
+    middles = [(edges[1:] + edges[:-1]) / 2 for edges in (x_edges, y_edges)]
     for level in (1, 2, 3):
         pick = strength == level
-        _dots(ax, (x_edges[columns[pick]] + x_edges[columns[pick] + 1]) / 2,
-              (y_edges[rows[pick]] + y_edges[rows[pick] + 1]) / 2, "dots", 3.0, alpha=level / 3, cap="projecting")  # fmt: skip
+        at = middles[0][columns[pick]], middles[1][rows[pick]]
+        _dots(ax, *at, "dots", 3.0, alpha=level / 3, cap="projecting")
 
 
 def _dots(ax: Axes, x, y, role: str, size: float, alpha: float = 1.0, cap: str = "round") -> None:
@@ -239,6 +240,16 @@ def _dots(ax: Axes, x, y, role: str, size: float, alpha: float = 1.0, cap: str =
     )
     ax.update_datalim(xy)
     ax.autoscale_view()
+
+
+def _strokes(ax: Axes, x: np.ndarray, low: float, high: float, role: str) -> None:
+    """Vertical ticks as one path; a line collection would write one element each."""
+    if not len(x):
+        return
+    ends = np.column_stack([np.repeat(x, 2), np.tile([low, high], len(x))])
+    path = Path(ends, np.tile([Path.MOVETO, Path.LINETO], len(x)))
+    path.should_simplify = False
+    ax.add_patch(PathPatch(path, fill=False, linewidth=0.9, capstyle="butt", edgecolor=INK[role]))
 
 
 def _jitter(frame: pd.DataFrame, parameter: Parameter) -> np.ndarray:

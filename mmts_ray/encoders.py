@@ -6,6 +6,7 @@ Finding an encoder costs little and imports nothing heavy; `load` reads the weig
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -29,13 +30,14 @@ MINILM_SHA256 = {
 OPEN_CLIP = "open_clip:"
 SENTENCE_TRANSFORMERS = "sentence-transformers/"
 OPEN_CLIP_CONFIG = "open_clip_config.json"
+BATCHES_AT_ONCE = 16  # threads that encode, at most
 DEMO = "pip install 'mmts-ray[demo]'"
 
 
 @dataclass(frozen=True)
 class Tower:
-    """A loaded encoder: `prepare` makes an input of one picture or text (threads may call it at once), `encode` makes
-    features (len, dim), float32, of a list of inputs.
+    """A loaded encoder: `prepare` makes an input of one picture or text, `encode` makes features (len, dim), float32, of
+    a list of inputs. Several threads may call either at once.
     """
 
     dim: int
@@ -196,6 +198,7 @@ def _sentence_tower(name: str, **kwargs: Any) -> Tower:
         found = model.encode(list(texts), batch_size=len(texts), show_progress_bar=False, convert_to_numpy=True)
         return np.asarray(found, dtype=np.float32)
 
+    # the first call also sets the tokenizer's padding, which threads must not do at once
     return Tower(dim=encode(["a"]).shape[1], batch_size=32, prepare=str, encode=encode)
 
 
@@ -295,22 +298,26 @@ def _by_shape(inputs: "Sequence[torch.Tensor]", forward: "Callable[[torch.Tensor
 
 
 @contextmanager
-def encoding_threads() -> Iterator[None]:
-    """Let torch use every core meant for this process, then what it used before; OMP_NUM_THREADS has the last word."""
+def encoding_pool() -> Iterator[ThreadPoolExecutor]:
+    """Threads that each encode a batch with one torch thread; as many as cores, OMP_NUM_THREADS has the last word.
+
+    Torch's own threads meet after every operation: on two cores that others use too, two of them are ten times slower
+    than one, while batches side by side lose nothing.
+    """
     import torch
 
-    before = torch.get_num_threads()
     wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    torch.set_num_threads(int(wanted) if wanted.isdigit() and int(wanted) > 0 else cores())
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = int(wanted) if wanted.isdigit() and int(wanted) > 0 else cores
+    workers = min(threads, BATCHES_AT_ONCE)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads // workers)
+    pool = ThreadPoolExecutor(max_workers=workers)  # made here: a thread keeps the torch setting it starts with
     try:
-        yield
+        yield pool
     finally:
+        pool.shutdown(cancel_futures=True)
         torch.set_num_threads(before)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _device() -> str:

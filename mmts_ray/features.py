@@ -11,18 +11,18 @@ import logging
 import os
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
 
 from mmts_ray.data.dataset import Dataset, digest
-from mmts_ray.encoders import cores, encoding_threads, file_hash, find_encoder
+from mmts_ray.encoders import BATCHES_AT_ONCE, encoding_pool, file_hash, find_encoder
 
 if TYPE_CHECKING:
     from mmts_ray.encoders import Encoder, Tower
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, str], None]  # done, total, what
 Failed = dict[int, str]  # picture -> why it has no features
+Fill = Callable[["Tower", ThreadPoolExecutor, np.ndarray], Failed]
 
 
 @dataclass(frozen=True)
@@ -77,11 +78,15 @@ def encode(
         return _ready(dataset)
     cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
     images, texts = find_encoder("image", image_encoder), find_encoder("text", text_encoder)
-    report = progress or (lambda done, total, what: None)
+
+    def report(done: int, total: int, what: str) -> None:
+        if progress is not None:
+            progress(done, total, what)
+
     image_key = digest("image", dataset.images_fingerprint, images.version)[:32]
 
-    def fill_images(tower: "Tower", out_NI: np.ndarray) -> Failed:
-        return _encode_images(dataset, tower, out_NI, lambda done, total: report(done, total, f"images, {images.name}"))
+    def fill_images(tower: "Tower", pool: ThreadPoolExecutor, out_NI: np.ndarray) -> Failed:
+        return _encode_images(dataset, tower, pool, out_NI, partial(report, what=f"images, {images.name}"))
 
     image_NI, failed = _entry(cache / f"image-{image_key}", images, len(dataset.split_N), fill_images, verify)
     dataset, keep_N = _without(dataset, failed)
@@ -90,8 +95,8 @@ def encode(
     unique = sorted(set(dataset.captions))
     text_key = digest("text", unique, texts.version)[:32]
 
-    def fill_texts(tower: "Tower", out_UT: np.ndarray) -> Failed:
-        return _encode_texts(unique, tower, out_UT, lambda done, total: report(done, total, f"captions, {texts.name}"))
+    def fill_texts(tower: "Tower", pool: ThreadPoolExecutor, out_UT: np.ndarray) -> Failed:
+        return _encode_texts(unique, tower, pool, out_UT, partial(report, what=f"captions, {texts.name}"))
 
     text_UT, _ = _entry(cache / f"text-{text_key}", texts, len(unique), fill_texts, verify)
     position = {caption: index for index, caption in enumerate(unique)}
@@ -154,15 +159,16 @@ def _without(dataset: Dataset, failed: Failed) -> tuple[Dataset, np.ndarray]:
     return kept, keep_N
 
 
-def _encode_images(dataset: Dataset, tower: "Tower", out_NI: np.ndarray, report: Callable[[int, int], None]) -> Failed:
-    """Fill `out_NI` batch by batch, pictures opened by threads; returns the pictures that failed."""
-    import torch
-
+def _encode_images(
+    dataset: Dataset,
+    tower: "Tower",
+    pool: ThreadPoolExecutor,
+    out_NI: np.ndarray,
+    report: Callable[[int, int], None],
+) -> Failed:
+    """Fill `out_NI`; returns the pictures that failed."""
     assert dataset.image is not None
     open_image, total = dataset.image, len(out_NI)
-    # on a GPU the next batches are opened meanwhile; on the CPU that gains nothing, and where opening holds the
-    # interpreter lock (resvg does) it delays every one of the network's operations: 22 s instead of 14 s for openmoji
-    batches_ahead = 3 if torch.cuda.is_available() else 1
 
     def prepare(index: int) -> Any:
         try:
@@ -176,50 +182,57 @@ def _encode_images(dataset: Dataset, tower: "Tower", out_NI: np.ndarray, report:
             return " ".join(str(problem).split())[:100] or type(problem).__name__
 
     failed: Failed = {}
-    starts = range(0, total, tower.batch_size)
-    ahead: deque[list[Future[Any]]] = deque()
     report(0, total)
-    pool = ThreadPoolExecutor(max_workers=cores())
-    try:
-        for number, start in enumerate(starts):
-            while len(ahead) < batches_ahead and number + len(ahead) < len(starts):
-                first = starts[number + len(ahead)]
-                ahead.append([pool.submit(prepare, i) for i in range(first, min(first + tower.batch_size, total))])
-            inputs = [future.result() for future in ahead.popleft()]
-            failed.update({start + offset: value for offset, value in enumerate(inputs) if isinstance(value, str)})
-            good = [offset for offset, value in enumerate(inputs) if not isinstance(value, str)]
-            if good:
-                rows = tower.encode([inputs[offset] for offset in good])
-                for offset, row in zip(good, rows):
-                    if np.isfinite(row).all():
-                        out_NI[start + offset] = row
-                    else:
-                        failed[start + offset] = "its features are not finite"
-            report(min(start + tower.batch_size, total), total)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    # first some batches are opened, then they are encoded: where opening holds the interpreter lock (resvg does), doing
+    # both at once delays every one of the network's operations and takes half as long again
+    stride = tower.batch_size * BATCHES_AT_ONCE
+    for start in range(0, total, stride):
+        chosen = range(start, min(start + stride, total))
+        inputs = dict(zip(chosen, pool.map(prepare, chosen)))
+        failed.update({index: value for index, value in inputs.items() if isinstance(value, str)})
+        good = [index for index in chosen if index not in failed]
+
+        def encode_batch(batch: list[int], inputs: dict[int, Any] = inputs) -> np.ndarray:
+            return tower.encode([inputs[index] for index in batch])
+
+        batches = [good[at : at + tower.batch_size] for at in range(0, len(good), tower.batch_size)]
+        for batch, rows in zip(batches, pool.map(encode_batch, batches)):
+            for index, row in zip(batch, rows):
+                if np.isfinite(row).all():
+                    out_NI[index] = row
+                else:
+                    failed[index] = "its features are not finite"
+            report(batch[-1] + 1, total)
+    report(total, total)
     return failed
 
 
 def _encode_texts(
-    texts: Sequence[str], tower: "Tower", out_UT: np.ndarray, report: Callable[[int, int], None]
+    texts: Sequence[str],
+    tower: "Tower",
+    pool: ThreadPoolExecutor,
+    out_UT: np.ndarray,
+    report: Callable[[int, int], None],
 ) -> Failed:
     """Fill `out_UT`, texts of like length together: padding to the longest of a mixed batch is wasted work."""
-    report(0, len(texts))
     by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-    for start in range(0, len(texts), tower.batch_size):
-        chosen = by_length[start : start + tower.batch_size]
-        rows = tower.encode([tower.prepare(texts[i]) for i in chosen])
+    batches = [by_length[start : start + tower.batch_size] for start in range(0, len(texts), tower.batch_size)]
+
+    def encode_batch(batch: list[int]) -> np.ndarray:
+        return tower.encode([tower.prepare(texts[index]) for index in batch])
+
+    done = 0
+    report(done, len(texts))
+    for batch, rows in zip(batches, pool.map(encode_batch, batches)):
         if not np.isfinite(rows).all():
-            raise ValueError(f"text features are not finite among the captions around {texts[chosen[0]]!r}")
-        out_UT[chosen] = rows
-        report(start + len(chosen), len(texts))
+            raise ValueError(f"text features are not finite among the captions around {texts[batch[0]]!r}")
+        out_UT[batch] = rows
+        done += len(batch)
+        report(done, len(texts))
     return {}
 
 
-def _entry(
-    folder: Path, encoder: "Encoder", rows: int, fill: "Callable[[Tower, np.ndarray], Failed]", verify: bool
-) -> tuple[np.ndarray, Failed]:
+def _entry(folder: Path, encoder: "Encoder", rows: int, fill: Fill, verify: bool) -> tuple[np.ndarray, Failed]:
     """The features of a cache entry, made first if it is not there or not whole."""
     found = _read_entry(folder, rows, verify)
     if found is not None:
@@ -260,18 +273,18 @@ def _read_entry(folder: Path, rows: int, verify: bool) -> tuple[np.ndarray, Fail
     return np.asarray(array), failed  # a plain view of the mapped file: np.memmap would pickle as itself
 
 
-def _write_entry(folder: Path, encoder: "Encoder", rows: int, fill: "Callable[[Tower, np.ndarray], Failed]") -> None:
+def _write_entry(folder: Path, encoder: "Encoder", rows: int, fill: Fill) -> None:
     for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed: we hold the lock
         shutil.rmtree(left, ignore_errors=True)
     temporary = folder.parent / f".{folder.name}.{os.getpid()}"
     temporary.mkdir()
     try:
         path = temporary / ARRAY
-        with encoding_threads():
+        with encoding_pool() as pool:
             tower = encoder.load()
             array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, tower.dim))
             _reserve(path)
-            failed = fill(tower, array)
+            failed = fill(tower, pool, array)
         array.flush()
         shape = list(array.shape)
         del array

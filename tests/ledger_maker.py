@@ -5,6 +5,7 @@ parabola (wd, mix), a ramp whose optimum is on the bound (margin), one parameter
 interaction, seed noise and divergence. `write_study` writes any list of records.
 """
 
+import hashlib
 import json
 import math
 from pathlib import Path
@@ -126,8 +127,6 @@ class Maker:
 
 
 def hash_of(params: dict[str, Any]) -> str:
-    import hashlib
-
     kept = {key: value for key, value in params.items() if key != "train.seed"}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -148,7 +147,8 @@ def meta_of(name: str, **changes: Any) -> dict[str, Any]:
         "git": {"commit": "0123456789abcdef0123456789abcdef01234567", "dirty": False},
         "hardware": {"cpus": 4, "cpu": "test", "memory_gib": 16, "gpus": [], "platform": "Linux"},
         "data": {"key": "abcdef0123456789", "train": 3200, "validation": 347, "test": 347, "dropped": {},
-                 "notes": [], "image_encoder": "lite0", "text_encoder": "minilm", "credits": ["OpenMoji, CC BY-SA 4.0"]},
+                 "notes": [], "image_encoder": "lite0", "text_encoder": "minilm",
+                 "credits": ["OpenMoji, CC BY-SA 4.0"]},
         "created": START,
     }  # fmt: skip
     return {**meta, **changes}
@@ -171,9 +171,13 @@ def metrics_of(u: np.ndarray, rng: np.random.Generator, *, test: bool, queries: 
         noise = seed_sd(u, truth) * (0.7 * seed_effect + 0.714 * rng.normal())
         score = float(np.clip(round(queries * (truth + noise)) / queries, 0, 1))
         spread = {"head": 0.08, "mid": 0.0, "tail": -0.10 - 0.05 * u[4]}
-        values |= {f"{split}_i2t_r1": score, f"{split}_t2i_r1": float(np.clip(score - 0.02 + 0.005 * rng.normal(), 0, 1)),
-                   f"{split}_r1": float(np.clip(score - 0.01, 0, 1)), f"{split}_i2t_median_rank": float(round(6 - 8 * score)),
-                   f"{split}_modality_distance": float(0.9 - 0.5 * u[4] + 0.02 * rng.normal())}  # fmt: skip
+        values |= {
+            f"{split}_i2t_r1": score,
+            f"{split}_t2i_r1": float(np.clip(score - 0.02 + 0.005 * rng.normal(), 0, 1)),
+            f"{split}_r1": float(np.clip(score - 0.01, 0, 1)),
+            f"{split}_i2t_median_rank": float(round(6 - 8 * score)),
+            f"{split}_modality_distance": float(0.9 - 0.5 * u[4] + 0.02 * rng.normal()),
+        }
         for group, shift in spread.items():
             values[f"{split}_{group}_r1"] = float(np.clip(score + shift + 0.008 * rng.normal(), 0, 1))
             values[f"{split}_n_{group}"] = {"head": 116, "mid": 116, "tail": 115}[group]
@@ -203,6 +207,28 @@ def synthetic(
     for label, u, params in [("paper", default_u, DEFAULT), *((t, u, native(u)) for _, t, u in best)]:
         for repeat in range(confirm):
             number += 1
-            maker.run(f"c{number:04d}", "confirm", params, metrics_of(u, rng, test=True), seed=1000 + repeat, name=label,
-                      epochs=epochs)  # fmt: skip
+            metrics, name = metrics_of(u, rng, test=True), f"c{number:04d}"
+            maker.run(name, "confirm", params, metrics, seed=1000 + repeat, name=label, epochs=epochs)
     return write_study(folder, maker.rows, meta_of(folder.name, trials=trials, **changes))
+
+
+def arms(folder: Path, scores: dict[str, list[float]], *, extra: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """A study with one search trial per name (the baseline "paper" apart) and exactly these fresh scores.
+
+    The same value is written for validation and test; seeds are 1000, 1001, ...; `extra` adds metrics to fresh runs:
+    {name: {metric: [one per seed]}}.
+    """
+    maker = Maker(folder.name)
+    params = {name: {"train.lr": 1e-3 * (1 + place)} for place, name in enumerate(scores)}
+    for name, values in scores.items():
+        kind, label = ("baseline", name) if name == "paper" else ("search", None)
+        trial = "t0000" if name == "paper" else name
+        maker.run(trial, kind, params[name], {f"val_{OBJECTIVE}": values[0] if values else 0.1}, name=label)
+    number = 0
+    for name, values in scores.items():
+        for place, value in enumerate(values):
+            more = {key: column[place] for key, column in (extra or {}).get(name, {}).items()}
+            metrics = {f"val_{OBJECTIVE}": value, f"test_{OBJECTIVE}": value, **more}
+            maker.run(f"c{number:04d}", "confirm", params[name], metrics, seed=1000 + place, name=name)
+            number += 1
+    return write_study(folder, maker.rows, meta_of(folder.name, space=SPACE[:1], **changes))

@@ -4,13 +4,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from mmts_ray import encoders
-from mmts_ray.encoders import ENCODERS, Encoder, encoding_threads, find_encoder
+from mmts_ray.encoders import ENCODERS, Encoder, encoding_pool, find_encoder
 
 TINY = {
     "embed_dim": 12,
@@ -279,14 +281,38 @@ def test_missing_packages_are_named(monkeypatch):
                 find_encoder(kind, name).load()
 
 
-def test_threads_are_put_back_and_the_environment_has_the_last_word(monkeypatch):
+def test_threads_share_the_cores_and_the_environment_has_the_last_word(monkeypatch):
     torch = pytest.importorskip("torch")
     before = torch.get_num_threads()
-    monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    with encoding_threads():
-        assert torch.get_num_threads() == 3
+    cores = len(os.sched_getaffinity(0))
+
+    def seen():
+        with encoding_pool() as pool:
+            together = threading.Barrier(min(int(os.environ.get("OMP_NUM_THREADS", cores)), 16))
+
+            def one(_):
+                together.wait(timeout=5)  # breaks unless as many threads as that are there
+                return torch.get_num_threads()
+
+            return list(pool.map(one, range(together.parties)))
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert seen() == [1] * cores if cores <= 16 else [cores // 16] * 16
+    for wanted, expected in (("1", [1]), ("3", [1] * 3), ("40", [2] * 16)):
+        monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+        assert seen() == expected
     assert torch.get_num_threads() == before
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    with encoding_threads():
-        assert torch.get_num_threads() == encoders.cores()
-    assert torch.get_num_threads() == before
+
+
+def test_threads_at_once_give_what_one_gives(minilm_folder, lite0):
+    texts = [f"a caption number {'x' * (i % 5)} {i}" for i in range(160)]
+    tower = find_encoder("text", "minilm-l6").load()
+    batches = [texts[at : at + 8] for at in range(0, 160, 8)]
+    expected = np.concatenate([tower.encode(batch) for batch in batches])
+    images = lite0.load()
+    inputs = [images.prepare(p) for p in pictures(*[(64, 64)] * 16)]
+    expected_images = np.concatenate([images.encode(inputs[at : at + 4]) for at in range(0, 16, 4)])
+    with ThreadPoolExecutor(8) as pool:
+        np.testing.assert_allclose(np.concatenate(list(pool.map(tower.encode, batches))), expected, atol=1e-6)
+        found = list(pool.map(images.encode, [inputs[at : at + 4] for at in range(0, 16, 4)]))
+        np.testing.assert_allclose(np.concatenate(found), expected_images, atol=1e-4)

@@ -36,8 +36,8 @@ def data(study: Study) -> Finding:
             *(f"Credit: {credit}" for credit in meta.get("credits") or []),
         ),
         checks=(
-            check("no row of the data was dropped", "record", lost, "{rows} of the data dropped.", "Reasons: {reasons}.",
-                  rows=count(lost, "row"), reasons=listing(list(dropped))),
+            check("no row of the data was dropped", "record", lost, "{rows} of the data dropped.",
+                  "Reasons: {reasons}.", rows=count(lost, "row"), reasons=listing(list(dropped))),
             *(remarks or [Check("no note on the data")]),
         ),
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """Does closing the modality gap cost retrieval? Modality distance against the objective."""
 
 import math
+from dataclasses import asdict
 
 import pandas as pd
 from markupsafe import Markup
@@ -33,18 +34,18 @@ def gap(study: Study) -> Finding:
         f"Over {count(len(trials), 'finished trial')}: {_in_words(r)}. "
         "The trials were not drawn to test this, so it is a description."
     ]
-    chosen = choose(study)
+    chosen, moved = choose(study), None
     if chosen.winner and chosen.default:
-        d = difference(chosen.winner.values(distance.column), chosen.default.values(distance.column))
-        if d is not None:
-            sentences.append(Markup("Winner minus default: {} in modality distance.").format(change(d, distance)))
+        moved = difference(chosen.winner.values(distance.column), chosen.default.values(distance.column))
+    if moved is not None:
+        sentences.append(Markup("Winner minus default: {} in modality distance.").format(change(moved, distance)))
     if len(confirmed):
         sentences.append("Crosses: 95 % intervals over fresh seeds, validation split.")
     return Finding(
         title=_title(r, metric),
         used=count(len(trials), "finished trial"),
         frames={"trials": trials[["trial", "x", "score"]], "confirmed": confirmed},
-        numbers={"rank_correlation": {"mean": r.mean, "lo": r.lo, "hi": r.hi, "n": r.n} if r else None},
+        numbers={"rank_correlation": asdict(r) if r else None, "difference": asdict(moved) if moved else None},
         sentences=tuple(sentences),
         alts={"gap": Alt("Modality distance against score", _alt(trials, confirmed, r, metric))},
     )

@@ -43,8 +43,8 @@ def reproduce(study: Study) -> Finding:
         },
         sentences=tuple(_facts(study)),
         checks=(
-            check("the code had no uncommitted changes", "record", git.get("dirty"), "The code had uncommitted changes.",
-                  "The commit alone does not reproduce these runs."),
+            check("the code had no uncommitted changes", "record", git.get("dirty"),
+                  "The code had uncommitted changes.", "The commit alone does not reproduce these runs."),
         ),
     )  # fmt: skip
 

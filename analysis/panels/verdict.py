@@ -1,7 +1,7 @@
 """Verdict: winner, runner-up, default and other baselines on fresh seeds."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import pandas as pd
@@ -57,7 +57,6 @@ def verdict(study: Study) -> Finding:
         "difference": _as_dict(gain),
         "lead": _as_dict(facts.lead),
         "chance_of_better": _as_dict(facts.better),
-        "seed_correlation": gain.correlation if gain else None,
         "resolvable": gain.half if gain else None,
         "seeds_for_half": seeds_to_resolve(gain.sd, gain.half / 2) if gain and gain.sd > 0 else None,
         "queries": facts.queries or None,
@@ -176,10 +175,8 @@ def _used(facts: Facts) -> str:
 def _as_dict(interval: Interval | None) -> dict[str, Any] | None:
     if interval is None:
         return None
-    known: dict[str, Any] = {"mean": interval.mean, "lo": interval.lo, "hi": interval.hi, "n": interval.n}
-    if isinstance(interval, Difference):
-        known |= {"sd": interval.sd, "paired": interval.paired, "established": interval.established}
-    return known
+    known = asdict(interval)
+    return {**known, "established": interval.established} if isinstance(interval, Difference) else known
 
 
 def _row_name(role: str, label: str) -> str:
@@ -241,7 +238,8 @@ def _checks(facts: Facts) -> list[Check]:
         lost = candidate.runs["state"].isin(["infeasible", "failed"]).sum() if candidate else 0
         checks.append(
             check(
-                f"no fresh run of the {role} failed", "changes", lost, "The {role} failed on {lost} of {n} fresh seeds.",
+                f"no fresh run of the {role} failed", "changes", lost,
+                "The {role} failed on {lost} of {n} fresh seeds.",
                 "Its mean is over the runs that survived.", role=role, lost=lost,
                 n=len(candidate.runs) if candidate else 0,
             )
