@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -13,22 +14,24 @@ from .tables import Study
 FRESH_NEEDED = 3  # below this a t interval is wider than any effect worth reporting
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Candidate:
-    """A configuration with fresh runs: `runs` has one row per seed, done or not."""
+    """A configuration with fresh runs: `runs` has one row per seed, `done` those with a score, indexed by seed."""
 
     key: str
     label: str
     source: str  # baseline or search
     trial: str | None  # the run of the search that it repeats
     runs: pd.DataFrame
+    done: pd.DataFrame
 
     def values(self, column: str) -> pd.Series:
         """Finite values by seed."""
-        if column not in self.runs:
+        if column not in self.done:
             return pd.Series(dtype=float)
-        series = pd.to_numeric(self.runs.set_index("seed")[column], errors="coerce")
-        return series[np.isfinite(series) & (self.runs.set_index("seed")["state"] == "done")].sort_index()
+        values = self.done[column].to_numpy(dtype=float)
+        finite = np.isfinite(values)
+        return pd.Series(values[finite], index=self.done.index[finite])
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,13 @@ class Chosen:
     others: tuple[Candidate, ...]
 
 
-def candidates(study: Study) -> list[Candidate]:
+@lru_cache(maxsize=4)  # every panel asks; a study is compared by identity
+def candidates(study: Study) -> tuple[Candidate, ...]:
     """Configurations that have fresh runs, in order of label."""
     fresh = study.trials[study.trials["kind"] == "confirm"]
     names = study.trials[study.trials["kind"] == "baseline"]
     searched = study.trials[study.trials["kind"] == "search"]
-    baselines = set(map(str, study.meta.get("baselines") or [])) | set(names["name"].dropna())
+    baselines = {*map(str, study.meta.get("baselines") or []), *names["name"].dropna()}
     found = []
     for key, runs in fresh.groupby(fresh["config_hash"].fillna(fresh["name"]).fillna(fresh["trial"]), sort=True):
         label = next((str(n) for n in runs["name"].dropna()), None)
@@ -57,10 +61,12 @@ def candidates(study: Study) -> list[Candidate]:
             label = str(baseline["name"].iloc[0])
         origin = baseline if source == "baseline" else same
         trial = str(origin["trial"].iloc[0]) if len(origin) else None
-        found.append(Candidate(str(key), label or trial or str(key)[:8], source, trial, runs))
-    return sorted(found, key=lambda candidate: candidate.label)
+        done = runs[runs["state"] == "done"].set_index("seed").sort_index()
+        found.append(Candidate(str(key), label or trial or str(key)[:8], source, trial, runs, done))
+    return tuple(sorted(found, key=lambda candidate: candidate.label))
 
 
+@lru_cache(maxsize=4)
 def choose(study: Study) -> Chosen:
     """Rank the configurations other than the default by mean validation score on fresh seeds.
 

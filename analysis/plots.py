@@ -88,10 +88,11 @@ def isolation(
 def history(points: pd.DataFrame, *, metric: str, default: float, better: int) -> Figure:
     """Best score so far over finished trials.
 
-    points: order, shown, best, kind (baseline or search). `default` is the default's score, NaN without one.
+    points: order, shown (NaN beyond the axis), best, kind (baseline or search). `default` is the default's score, NaN without one.
     """
     figure, ax = _axes(FULL, top=18, left=33, right=42)
-    searched, fixed = points[points["kind"] == "search"], points[points["kind"] != "search"]
+    seen = points[points["shown"].notna()]
+    searched, fixed = seen[seen["kind"] == "search"], seen[seen["kind"] != "search"]
     _cloud(ax, searched["order"].to_numpy(dtype=float), searched["shown"].to_numpy())
     ax.plot(points["order"], points["best"], color=INK["win"], linewidth=1.3, drawstyle="steps-post")
     _dots(ax, fixed["order"], fixed["shown"], "ink", 5.2)

@@ -171,9 +171,12 @@ def _header(study: Study) -> str:
         f"Metric: {metric.label} on {metric.split or 'the reported split'}{', %' if metric.share else ''}, "
         f"{'lower' if metric.better < 0 else 'higher'} is better. Intervals are 95 %.",
     ]
-    where = [f"data {short_hash(str(data['key']))}"] if data.get("key") else []
+    where = (
+        [f"data {data.get('data') or ''} {short_hash(str(data['key']))}".replace("  ", " ")] if data.get("key") else []
+    )
     when = [f"last run {day(float(ends.max()))}"] if len(ends) else []
-    parts.append(", ".join([*where, *when, f"ledger {short_hash(study.ledger_hash)}"]).capitalize() + ".")
+    rest = ", ".join([*where, *when, f"ledger {short_hash(study.ledger_hash)}"])
+    parts.append(f"{rest[0].upper()}{rest[1:]}.")
     return " ".join(parts)
 
 

@@ -142,6 +142,13 @@ def pooled_sd(groups: list[np.ndarray]) -> tuple[float, int]:
     return math.sqrt(sum(float(((g - g.mean()) ** 2).sum()) for g in groups if len(g) > 1) / df), df
 
 
+def worst_shown(scores: np.ndarray, better: int) -> float:
+    """Where an axis of scores may end on the worse side: 1.5 interquartile ranges beyond the quartile (Tukey)."""
+    q1, q3 = np.quantile(scores, [0.25, 0.75])
+    reach = 1.5 * (q3 - q1)
+    return float(max(scores.min(), q1 - reach) if better > 0 else min(scores.max(), q3 + reach))
+
+
 def failing_end(position: np.ndarray, failed: np.ndarray, parameters: int) -> tuple[float | None, float | None]:
     """Positions beyond which every run failed, at the low and the high end; None where there is no such end.
 

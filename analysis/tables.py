@@ -110,7 +110,7 @@ class Parameter:
         return all(_index(config.get(path), legal) >= 0 for path, legal in self.when)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Study:
     """Everything the panels read. `trials` is sorted by id and has `state` and `score` (the first objective)."""
 
@@ -157,10 +157,10 @@ class Study:
         return self.finished[self.finished["kind"] == "search"]
 
     def named(self, path: str) -> str:
-        """Shortest name that tells a parameter from the others."""
+        """Shortest name that tells a parameter from the others; a single letter tells nobody anything."""
         shorts = [p.short for p in self.space]
         short = path.rpartition(".")[2]
-        return path if shorts.count(short) > 1 or short == "name" else short
+        return path if shorts.count(short) > 1 or short == "name" or len(short) == 1 else short
 
 
 def load(study_dir: str | Path) -> Study:

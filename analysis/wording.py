@@ -117,10 +117,10 @@ def limits(interval: Interval, metric: Metric, digits: int, sign: bool = False, 
     return Markup('<span class="ci">{}</span>').format(text)
 
 
-def change(interval: Interval, metric: Metric) -> Markup:
-    """A signed difference with its limits: `+1.9 [+1.1, +2.7]`."""
-    digits = digits_of(interval, metric)
-    value = number(interval.mean, signed(interval.mean * metric.scale, digits))
+def change(interval: Interval, metric: Metric, with_unit: bool = False) -> Markup:
+    """A signed difference with its limits: `+1.9 points [+1.1, +2.7]`."""
+    digits, suffix = digits_of(interval, metric), points(metric) if with_unit else ""
+    value = number(interval.mean, f"{signed(interval.mean * metric.scale, digits)}{suffix}")
     return Markup("{} {}").format(value, limits(interval, metric, digits, sign=True))
 
 

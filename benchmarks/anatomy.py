@@ -1,7 +1,7 @@
 """Where the time of one of our trials goes, in one process with one thread, and the floor that arithmetic sets.
 
     python benchmarks/anatomy.py trial STUDY.yaml       parts of a trial, as JSON
-    python benchmarks/anatomy.py floor STUDY.yaml       seconds of a trial's matrix products alone, as JSON
+    python benchmarks/anatomy.py floor STUDY.yaml       seconds of a trial's matrix products alone, by library
 
 Parts are timed by wrapping the functions that `mmts_ray.train` calls, so what runs is the real loop.
 """
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 
 from mmts_ray import losses, metrics, space_file, towers, train
 from mmts_ray.config import TrialConfig
@@ -91,7 +90,7 @@ def trial(config: TrialConfig, frozen: Frozen) -> dict[str, Any]:
 
     first = run()
     seconds = statistics.median(run() for _ in range(REPEATS))
-    floor_seconds = floor(config, frozen)
+    floors = floor(config, frozen)
     clock = Clock()
     instrument(clock)
     clock.since = time.perf_counter()
@@ -99,54 +98,54 @@ def trial(config: TrialConfig, frozen: Frozen) -> dict[str, Any]:
         run()
     clock._charge()
     parts = {name: total / REPEATS for name, total in clock.seconds.items()}
-    return {"first_seconds": first, "seconds": seconds, "parts": parts, "floor_seconds": floor_seconds}
+    return {"first_seconds": first, "seconds": seconds, "parts": parts, "floor_seconds": floors}
 
 
-def floor(config: TrialConfig, frozen: Frozen) -> float:
+def floor(config: TrialConfig, frozen: Frozen) -> dict[str, float]:
     """Seconds of the matrix products of a trial: heads, similarities, their gradients, evaluation; nothing else.
 
-    Shapes: B batch, V validation images, I and T feature dimensions, D embedding.
+    By the library: on some processors one of the two that torch carries is twice as fast as the other.
+    Shapes: B batch, I and T feature dimensions, D embedding.
     """
     recipe = config.function("train")(**config.kwargs("train"))
     dim = config.kwargs("model")["dim"]
     dims = (frozen.image_NI.shape[1], frozen.text_UT.shape[1])
-    pairs = int((frozen.split_N == train.TRAIN).sum())
+    pairs, validation = (int((frozen.split_N == split).sum()) for split in (train.TRAIN, train.VALIDATION))
     full, rest = divmod(pairs, recipe.batch_size)
-    sizes = [recipe.batch_size] * full + [rest] * (rest > 1)
     weights = [torch.randn(dim, inner) for inner in dims]
 
-    def embed(rows: int) -> Callable[[], None]:
-        inputs = [torch.randn(rows, inner) for inner in dims]
-        outputs = [torch.randn(rows, dim) for _ in dims]
-
-        def products() -> None:
-            for x_BI, weight_DI in zip(inputs, weights):
-                F.linear(x_BI, weight_DI)
-            outputs[0] @ outputs[1].T
-
-        return products
-
-    def step(rows: int) -> Callable[[], None]:
-        forward = embed(rows)
-        inputs = [torch.randn(rows, inner) for inner in dims]
+    def products(rows: int, *, backward: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        features = [torch.randn(rows, inner) for inner in dims]
         image_BD, text_BD = (torch.randn(rows, dim) for _ in dims)
+        forward = [*zip(features, weights), (image_BD, text_BD)]
+        if not backward:
+            return forward
         grad_BB = torch.randn(rows, rows)
+        similarities = [(grad_BB, text_BD.T), (grad_BB.T, image_BD.T)]
+        return forward + similarities + [(grad_BD.T, x_BI.T) for grad_BD, x_BI in zip((image_BD, text_BD), features)]
 
-        def products() -> None:
-            forward()
-            for grad_BD, x_BI in zip((grad_BB @ text_BD, grad_BB.T @ image_BD), inputs):
-                grad_BD.T @ x_BI
+    steps = [products(size, backward=True) for size in [recipe.batch_size] * full + [rest] * (rest > 1)]
+    epoch = [pair for step in [*steps, products(validation, backward=False)] for pair in step]
 
-        return products
+    def seconds(multiply: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> float:
+        taken = []
+        for _ in range(3 * REPEATS):
+            started = time.perf_counter()
+            for left, right in epoch:
+                multiply(left, right)
+            taken.append(time.perf_counter() - started)
+        return statistics.median(taken) * recipe.epochs
 
-    products = [step(size) for size in sizes] + [embed(int((frozen.split_N == train.VALIDATION).sum()))]
-    epochs = []
-    for _ in range(3 * REPEATS):
-        started = time.perf_counter()
-        for product in products:
-            product()
-        epochs.append(time.perf_counter() - started)
-    return statistics.median(epochs) * recipe.epochs
+    return {name: seconds(multiply) for name, multiply in multiplications().items()}
+
+
+def multiplications() -> dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]:
+    """left @ right.T in float32, by each library that this build of torch has."""
+    found: dict[str, Any] = {"torch.matmul": lambda left, right: left @ right.T}
+    if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        onednn = torch.ops.mkldnn._linear_pointwise
+        found["oneDNN"] = lambda left, right: onednn(left, right, None, "none", [], "")
+    return found
 
 
 def main(what: str, space: str) -> None:

@@ -1,5 +1,6 @@
 """What a trial of ours is made of: parts measured by `anatomy`, and what Ray, sampler and ledger add around it."""
 
+import itertools
 import json
 import os
 import statistics
@@ -8,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from mmts_ray import folder, results
-
 from replay import study_of
+
+from mmts_ray import folder, results
 
 SCRIPT = Path(__file__).parent / "anatomy.py"
 SLOTS = 2
@@ -23,8 +24,8 @@ def measure(*, epochs: int, scratch: Path) -> dict[str, Any]:
     trial = _read(_start("trial", space))
     together = [_start("floor", space) for _ in range(SLOTS)]
     floors = [_read(process) for process in together]
-    per_hour = sum(3600 / seconds for seconds in floors)
-    return {**trial, "floor_seconds_together": floors, "floor_trials_per_hour": per_hour, "load": os.getloadavg()[0]}
+    per_hour = {library: sum(3600 / seconds[library] for seconds in floors) for library in floors[0]}
+    return {**trial, "floor_trials_per_hour": per_hour, "load": os.getloadavg()[0]}
 
 
 def _start(what: str, space: str) -> "subprocess.Popen[str]":
@@ -63,7 +64,7 @@ def overhead(study_dir: Path, started: float, wall: float) -> dict[str, float]:
             begin = end["time"] - end["seconds"]
             seconds = [row["seconds"] for row in epochs]
             # an epoch takes what the others take; what the first takes longer is not training
-            steps = [b - a for a, b in zip(seconds, seconds[1:])] or seconds
+            steps = [b - a for a, b in itertools.pairwise(seconds)] or seconds
             unexplained = max(0.0, seconds[0] - statistics.median(steps))
             before.append(unexplained)
             training.append(seconds[-1] - unexplained)
@@ -89,11 +90,12 @@ def text(measured: dict[str, Any], runs: list[dict[str, Any]]) -> list[str]:
     ]
     for name, seconds in sorted(parts.items(), key=lambda item: -item[1]):
         lines.append(f"  {name:18s} {1000 * seconds:7.1f} ms  {seconds / total:6.1%}")
-    floor = measured["floor_seconds"]
-    lines.append(f"  of which matrix products alone {1000 * floor:.1f} ms, {floor / measured['seconds']:.1%} of the trial")
-    lines.append(
-        f"arithmetic floor with {SLOTS} processes at once: {measured['floor_trials_per_hour']:.0f} trials/hour"
-    )
+    for library, seconds in measured["floor_seconds"].items():
+        together = measured["floor_trials_per_hour"][library]
+        lines.append(
+            f"matrix products alone, {library}: {1000 * seconds:.1f} ms, {seconds / measured['seconds']:.1%} of the "
+            f"trial; with {SLOTS} processes at once {together:.0f} trials/hour"
+        )
     if runs:
         mean = {name: statistics.median(run["overhead"][name] for run in runs) for name in runs[0]["overhead"]}
         around = mean["before"] + mean["after"] + mean["between"]

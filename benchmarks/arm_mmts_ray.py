@@ -1,6 +1,6 @@
 """Our arm: `mmts-ray resume STUDY` on a study whose queue holds the points (see `replay.queue`).
 
-    python benchmarks/arm_mmts_ray.py STUDY
+python benchmarks/arm_mmts_ray.py STUDY
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Competitor (a): one careful process with Optuna; features and clusters are kept, both cores serve each operation.
 
-    python benchmarks/arm_optuna.py TASK.json OUT.json
+python benchmarks/arm_optuna.py TASK.json OUT.json
 """
 
 import json

@@ -1,9 +1,10 @@
 """Competitor (b): a Ray Tune function trainable; each trial loads, clusters and trains in a process of its own.
 
-    python benchmarks/arm_tune.py TASK.json OUT.json
+python benchmarks/arm_tune.py TASK.json OUT.json
 """
 
 import json
+import os
 import sys
 from typing import Any
 
@@ -35,7 +36,7 @@ def main(task_path: str, out_path: str) -> None:
             "point": tune.grid_search(task["points"]),
         },
         tune_config=tune.TuneConfig(metric="i2t_r1", mode="max", max_concurrent_trials=2),
-        run_config=tune.RunConfig(storage_path=task["scratch"], name="tune"),
+        run_config=tune.RunConfig(storage_path=os.path.dirname(os.path.abspath(out_path)), name="tune"),
     )
     results = tuner.fit()
     assert [result.config["point"] for result in results] == task["points"]

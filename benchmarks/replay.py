@@ -35,36 +35,30 @@ def features(study: StudyConfig) -> Frozen:
 
 def export(study: StudyConfig, frozen: Frozen, to: Path) -> None:
     """What the competitors read: arrays of training and validation pairs, initial weights, order of each epoch."""
-    flat = study.trial_config(study.example()).flat()
+    config = study.trial_config(study.example())
     arrays: dict[str, np.ndarray] = {}
     for name, split in (("train", TRAIN), ("val", VALIDATION)):
         rows = np.flatnonzero(frozen.split_N[frozen.image_M] == split)
-        for column in (frozen.image_M[rows], frozen.text_M[rows]):
-            if len(np.unique(column)) < len(rows):
-                raise ValueError(f"the {name} split repeats an image or a caption; the plain recall needs one of each")
+        for column_m in (frozen.image_M[rows], frozen.text_M[rows], frozen.id_N[frozen.image_M[rows]]):
+            # the plain loss and recall take every other row for a wrong one
+            assert len(np.unique(column_m)) == len(rows), f"the {name} split has an image, a caption or an id twice"
         arrays[f"{name}_image"] = frozen.image_NI[frozen.image_M[rows]]
         arrays[f"{name}_text"] = frozen.text_UT[frozen.text_M[rows]]
-    seed, pairs = flat["train.seed"], len(arrays["train_image"])
-    arrays["order"] = np.stack(
-        [stream(seed, "order", epoch).permutation(pairs) for epoch in range(flat["train.epochs"])]
-    )
-    heads = study.trial_config(study.example()).function("model")(
-        frozen.image_NI.shape[1],
-        frozen.text_UT.shape[1],
-        seed,
-        **{k.removeprefix("model."): v for k, v in flat.items() if k.startswith("model.") and k != "model.name"},
-    )
+    epochs, pairs = config.kwargs("train")["epochs"], len(arrays["train_image"])
+    arrays["order"] = np.stack([stream(config.seed, "order", epoch).permutation(pairs) for epoch in range(epochs)])
+    dims = (frozen.image_NI.shape[1], frozen.text_UT.shape[1])
+    heads = config.function("model")(*dims, config.seed, **config.kwargs("model"))
     arrays |= {f"initial_{name}": weight.detach().numpy() for name, weight in heads.named_parameters()}
     to.mkdir(parents=True, exist_ok=True)
     for name, array in arrays.items():
         np.save(to / f"{name}.npy", array)
 
 
-def task(study: StudyConfig, points: list[dict[str, Any]], *, inputs: Path, scratch: Path) -> dict[str, Any]:
+def task(study: StudyConfig, points: list[dict[str, Any]], *, inputs: Path) -> dict[str, Any]:
     """What the competitors' scripts read besides the arrays."""
     fixed = {k: v for k, v in study.trial_config(points[0]).items if k not in points[0]}
     space = to_dict(study)["search"]
-    return {"fixed": fixed, "points": points, "space": space, "inputs": str(inputs), "scratch": str(scratch)}
+    return {"fixed": fixed, "points": points, "space": space, "inputs": str(inputs)}
 
 
 def queue(study: StudyConfig, frozen: Frozen, points: list[dict[str, Any]], study_dir: Path) -> None:

@@ -22,6 +22,7 @@ import replay
 
 HERE = Path(__file__).parent
 ARMS = ("optuna", "mmts-ray", "tune")  # in this order, so that the pairs compared run side by side
+SETTINGS = ("no-dropout", "dropout")  # without, all arms must agree; with, each drops in its own way
 TARGETS = {"optuna": 1.5, "tune": 6.0}
 TOLERANCE = 1e-3
 METRIC = "i2t_r1"
@@ -31,15 +32,14 @@ def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
     out: dict[str, Any] = {"configurations": args.configurations, "epochs": args.epochs, "settings": {}}
     with tempfile.TemporaryDirectory(prefix="sweeps-", dir=args.scratch) as scratch:
-        for dropout in (False, True):
-            name = "default dropout" if dropout else "no dropout"
-            compared = compare(args, dropout=dropout, scratch=Path(scratch) / name.replace(" ", "-"))
+        for name in args.settings:
+            compared = compare(args, dropout=name == "dropout", scratch=Path(scratch) / name)
             out["settings"][name] = compared
-            print(f"\n{name}, {args.configurations} configurations x {args.epochs} epochs")
+            print(f"{name}: {args.configurations} configurations x {args.epochs} epochs")
             print("\n".join(summary(compared)), flush=True)
         out["anatomy"] = anatomy_report.measure(epochs=args.epochs, scratch=Path(scratch))
-    ours = [run for run in out["settings"]["default dropout"]["runs"] if run["arm"] == "mmts-ray"]
-    print("\n" + "\n".join(anatomy_report.text(out["anatomy"], ours)))
+    ours = [run for run in out["settings"][args.settings[-1]]["runs"] if run["arm"] == "mmts-ray"]
+    print("\n".join(anatomy_report.text(out["anatomy"], ours)))
     if args.json:
         args.json.write_text(json.dumps(out, indent=1) + "\n", encoding="utf8")
     return 0
@@ -52,6 +52,7 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--repeat", type=int, default=3, metavar="N", help="interleaved rounds of all arms")
     parser.add_argument("--seed", type=int, default=0, help="of the draw of the configurations")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
     parser.add_argument("--scratch", type=Path, help="where the temporary folder goes (default: the system's)")
     parser.add_argument("--json", type=Path, metavar="OUT.json", help="keep every number")
     return parser.parse_args(argv)
@@ -64,7 +65,7 @@ def compare(args: argparse.Namespace, *, dropout: bool, scratch: Path) -> dict[s
     frozen = replay.features(study)
     replay.export(study, frozen, scratch / "inputs")
     task_path = scratch / "task.json"
-    task = replay.task(study, points, inputs=scratch / "inputs", scratch=scratch / "tune")
+    task = replay.task(study, points, inputs=scratch / "inputs")
     task_path.write_text(json.dumps(task), encoding="utf8")
     runs = []
     for number in range(args.repeat):
@@ -88,7 +89,7 @@ def compare(args: argparse.Namespace, *, dropout: bool, scratch: Path) -> dict[s
             print(f"  {arm:9s} {run['wall']:8.1f} s  {run['trials_per_hour']:7.0f} trials/hour  {load}", flush=True)
             runs.append(run)
     compared: dict[str, Any] = {"points": points, "runs": runs, "ratios": ratios(runs)}
-    if not dropout:
+    if not dropout:  # the arms draw different masks
         compared["agreement"] = agreement(runs)
     return compared
 

@@ -1,7 +1,7 @@
 """From YAML and the command line to one checked configuration; every refusal message lives here.
 
-A configuration is a flat mapping of dotted paths, `section.parameter`, to plain values. `section.name` chooses a function
-from that section's table; the function's signature says which other keys are legal, over which domain, with which default.
+A configuration is a flat mapping of dotted paths, `section.parameter`, to plain values. `section.name` chooses a
+function from that section's table; its signature says which other keys are legal, in which domain, with which default.
 """
 
 import hashlib

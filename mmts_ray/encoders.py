@@ -36,8 +36,9 @@ DEMO = "pip install 'mmts-ray[demo]'"
 
 @dataclass(frozen=True)
 class Tower:
-    """A loaded encoder: `prepare` makes an input of one picture or text, `encode` makes features (len, dim), float32, of
-    a list of inputs. Several threads may call either at once.
+    """A loaded encoder; several threads may call it at once.
+
+    `prepare` makes an input of one picture or text, `encode` makes features (len, dim), float32, of a list of inputs.
     """
 
     dim: int

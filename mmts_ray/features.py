@@ -182,7 +182,8 @@ def _encode_images(
             return " ".join(str(problem).split())[:100] or type(problem).__name__
 
     failed: Failed = {}
-    report(0, total)
+    done = 0
+    report(done, total)
     # first some batches are opened, then they are encoded: where opening holds the interpreter lock (resvg does), doing
     # both at once delays every one of the network's operations and takes half as long again
     stride = tower.batch_size * BATCHES_AT_ONCE
@@ -202,8 +203,10 @@ def _encode_images(
                     out_NI[index] = row
                 else:
                     failed[index] = "its features are not finite"
-            report(batch[-1] + 1, total)
-    report(total, total)
+            done = batch[-1] + 1
+            report(done, total)
+    if done < total:  # the last pictures failed
+        report(total, total)
     return failed
 
 

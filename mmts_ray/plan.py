@@ -43,7 +43,7 @@ def missing_baselines(study: StudyConfig, known: Rows, first_id: int) -> list[Pl
 
 
 def confirmations(study: StudyConfig, known: Rows, *, top: int, seeds: int) -> list[Planned]:
-    """The reruns that are not in the ledger yet: baselines and the best `top` configurations, each on the same fresh seeds."""
+    """The reruns that are missing in the ledger: baselines and the best `top` configurations, on shared fresh seeds."""
     done = {(row["config_hash"], int(row["seed"])) for row in known.values() if row["kind"] == "confirm"}
     wanted = [
         (name, config.with_seed(seed))

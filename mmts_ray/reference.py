@@ -15,9 +15,8 @@ def parameters(name: str | None = None) -> list[dict[str, Any]]:
     functions += [(section, "", f) for section, f in SINGLE.items()]
     legal_names = [*SECTIONS, *(key for _, key, _ in functions if key)]
     if name is not None and name not in legal_names:
-        raise ValueError(
-            f"{name!r}: no such section or function{did_you_mean(name, legal_names)}; legal are {', '.join(legal_names)}"
-        )
+        hint = did_you_mean(name, legal_names)
+        raise ValueError(f"{name!r}: no such section or function{hint}; legal are {', '.join(legal_names)}")
     rows: list[dict[str, Any]] = []
     for section, (table, default) in NAMED.items():
         if name in (None, section):
@@ -78,7 +77,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def resolved(study: StudyConfig) -> dict[str, Any]:
-    """The whole study as it will run: every fixed value filled in, the space, the baselines, the cost, the resources."""
+    """The whole study as it will run: every fixed value, the space, the baselines, the cost, the resources."""
     example = study.trial_config(study.example())
     searched = {entry.path for entry in study.searched}
     sampled = len(grid(study)) if study.strategy == "grid" else (study.trials if study.searched else 0)
@@ -133,8 +132,8 @@ def describe(resolved: dict[str, Any]) -> str:
     ]
     cost = resolved["cost"]
     lines.append(
-        f"cost        {cost['sampled_trials']} sampled + {cost['baseline_trials']} baseline + {cost['confirm_trials']} confirming "
-        f"trials, at most {cost['epochs_at_most']} epochs"
+        f"cost        {cost['sampled_trials']} sampled + {cost['baseline_trials']} baseline + "
+        f"{cost['confirm_trials']} confirming trials, at most {cost['epochs_at_most']} epochs"
     )
     need = resolved["resources_per_trial"]
     lines.append(

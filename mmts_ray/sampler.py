@@ -1,8 +1,8 @@
 """The study's memory in Optuna: what was tried, what came of it, what to try next.
 
-One Optuna study per search space, in a journal that `optuna-dashboard` reads. The journal can be lost: `adopt` rebuilds it
-from the ledger. Nothing is ever left RUNNING, a stopped trial is PRUNED and not COMPLETE, another direction is refused,
-and each proposal is drawn from a generator seeded by (seed, number of trials so far), so that re-attaching repeats no point.
+One Optuna study per search space, in a journal that `optuna-dashboard` reads. The journal can be lost: `adopt` rebuilds
+it from the ledger. Nothing is ever left RUNNING, a stopped trial is PRUNED and not COMPLETE, another direction is
+refused, and each proposal comes from a generator seeded by (seed, number of trials so far): re-attaching repeats none.
 """
 
 import hashlib
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import optuna
+import optuna.storages.journal
 from optuna.trial import TrialState
 
 from mmts_ray.config import TrialConfig
@@ -32,7 +33,7 @@ class Sampler:
         self.path = Path(study_dir) / JOURNAL
         _repair(self.path)
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self.path)))
-        directions = ["maximize" if mode == "max" else "minimize" for _, mode in study.objective]
+        directions = [mode + "imize" for _, mode in study.objective]
         name = f"{study.study}-{space_hash(study)}"
         if name in {s.study_name for s in optuna.get_all_study_summaries(storage)}:
             self.study = optuna.load_study(study_name=name, storage=storage)
@@ -42,7 +43,7 @@ class Sampler:
                     f"{self.path}: the stored study wants {kept}, study.yaml {directions}; they must agree"
                 )
         else:
-            self.study = optuna.create_study(study_name=name, storage=storage, directions=directions)
+            self.study = optuna.create_study(study_name=name, storage=storage, directions=directions)  # type: ignore[arg-type]
             self.study.set_user_attr("objective", dict(study.objective))
         self.grid = grid(study) if study.strategy == "grid" else []
         self._live: dict[int, optuna.Trial] = {}

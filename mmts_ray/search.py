@@ -1,11 +1,12 @@
 """Ray Tune at the rim: a study's trials, from its file and its ledger, whether it starts, resumes, grows or confirms.
 
-There is one mechanism. `_drive` is given the trials that are certain (unfinished ones first, then baselines or reruns) and
-asks the sampler for the rest; Tune runs them in warm actors. What happened is read back from the ledger alone.
+There is one mechanism. `_drive` is given the trials that are certain (unfinished ones first, then baselines or reruns)
+and asks the sampler for the rest; Tune runs them in warm actors. What happened is read back from the ledger alone.
 """
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import time
@@ -170,7 +171,7 @@ class Proposals(Searcher):
         done = [(row, values_of(study, row)) for row in known if row["kind"] == "search" and row["status"] == "done"]
         self.kept = sorted(((sign * v[0], row["trial"]) for row, v in done if v), reverse=True)[:KEEP_BEST]
 
-    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:
+    def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
         planned = self._next()
         if planned is None:
             return Searcher.FINISHED
@@ -287,14 +288,15 @@ def _drive(
         return
     own_ray = not ray.is_initialized()
     if own_ray:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     try:
         resources = study.resources
         total = ray.cluster_resources()
         for key, need in (("CPU", resources.cpus), ("GPU", resources.gpus)):
             if need > total.get(key, 0):
                 raise ValueError(
-                    f"resources: a trial needs {need:g} {key}, the cluster has {total.get(key, 0):g}; lower resources.{key.lower()}s"
+                    f"resources: a trial needs {need:g} {key}, the cluster has {total.get(key, 0):g}; "
+                    f"lower resources.{key.lower()}s"
                 )
         fitting = int(total["CPU"] // resources.cpus)
         if resources.gpus:
@@ -332,6 +334,7 @@ def _drive(
         tuner.fit()
     finally:
         proposals.ledger.close()
+        shutil.rmtree(study_dir / "ray", ignore_errors=True)  # Tune's pickles: nothing of ours reads them
         if own_ray:
             ray.shutdown()
 

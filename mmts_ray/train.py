@@ -101,8 +101,8 @@ class TrainData:
             rows = np.flatnonzero(self.frozen.split_N[self.frozen.image_M] == which)
             images, pair_image = np.unique(self.frozen.image_M[rows], return_inverse=True)
             texts, pair_text = np.unique(self.frozen.text_M[rows], return_inverse=True)
-            as_index = [self._tensor(a.astype(np.int64)) for a in (images, texts, pair_image, pair_text)]
-            return Split(*as_index, rows=rows)
+            index = {"images": images, "texts": texts, "pair_image": pair_image, "pair_text": pair_text}
+            return Split(**{k: self._tensor(v.astype(np.int64)) for k, v in index.items()}, rows=rows)
 
         return self._once(("split", which), make)
 
@@ -116,7 +116,7 @@ def schedule_of(config: TrialConfig, total_steps: int, groups: Groups | None) ->
 def train(
     config: TrialConfig, data: TrainData, state: dict[str, Any] | None = None, *, test: bool = False
 ) -> Iterator[Row]:
-    """Train one configuration on one device, from a checkpoint if given; a resumed run repeats the straight one bit for bit.
+    """Train one configuration on one device; from a checkpoint it repeats the straight run bit for bit.
 
     Yields a `Row` after every `eval_every` epochs and after the last; with `test`, the last row has test metrics too.
     A non-finite loss or parameter ends the run with a row whose `infeasible` names the step.

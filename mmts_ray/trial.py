@@ -1,7 +1,7 @@
 """A trial inside Ray: a warm actor that keeps torch, the features and the groups between trials.
 
-The actor writes the trial's evaluations and its end to the ledger itself, so that a killed driver loses nothing; it keeps
-its own checkpoints, so that Tune's pickles are never needed.
+The actor writes the trial's evaluations and its end to the ledger itself, so that a killed driver loses nothing; it
+keeps its own checkpoints, so that Tune's pickles are never needed.
 """
 
 import fcntl
@@ -27,7 +27,9 @@ def checkpoint_dir(study_dir: str | Path, trial: str) -> Path:
 class TrialActor(tune.Trainable):
     """Tune's class trainable; `reuse_actors=True` sends it one trial after another."""
 
-    def setup(self, config: dict[str, Any], *, frozen: Any, study_dir: str, options: dict[str, Any]) -> None:
+    def setup(  # type: ignore[override]
+        self, config: dict[str, Any], *, frozen: Any, study_dir: str, options: dict[str, Any]
+    ) -> None:
         import torch
 
         from mmts_ray.train import TrainData

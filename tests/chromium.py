@@ -59,6 +59,8 @@ class Page:
         path.write_bytes(base64.b64decode(shot["data"]))
 
     def pdf(self) -> bytes:
+        """The page as it prints."""
+        self._send("Emulation.setEmulatedMedia", {"media": "print", "features": []})
         return base64.b64decode(self._send("Page.printToPDF", {"preferCSSPageSize": True})["data"])
 
     def close(self) -> None:

@@ -52,7 +52,7 @@ def test_a_gain_within_noise_is_not_established(tmp_path):
     noisy = [b + n for b, n in zip(BASE, (0.02, -0.02, 0.015, -0.01, 0.005))]
     found = verdict_of(arms(tmp_path / "s", {"paper": BASE, "t0001": noisy}))
     assert found.numbers["case"] == "not established"
-    assert plain(found.title).startswith("No setting beats the default by more than noise: t0001 is +0.2")
+    assert plain(found.title).startswith("No setting beats the default by more than noise: t0001 differs by +0.2")
     assert found.numbers["resolvable"] == pytest.approx(
         (found.numbers["difference"]["hi"] - found.numbers["difference"]["lo"]) / 2
     )

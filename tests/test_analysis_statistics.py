@@ -136,6 +136,13 @@ def test_pooled_sd_is_the_root_of_the_mean_square_within():
     assert st.pooled_sd([np.array([1.0])])[1] == 0
 
 
+def test_an_axis_ends_at_the_fence_on_the_worse_side_only():
+    scores = np.array([0.30, 0.31, 0.32, 0.33, 0.34, 0.05, 0.60])
+    assert st.worst_shown(scores, 1) == pytest.approx(0.305 - 1.5 * 0.03)
+    assert st.worst_shown(scores, -1) == pytest.approx(0.335 + 1.5 * 0.03)
+    assert st.worst_shown(np.array([0.1, 0.2]), 1) == 0.1
+
+
 def test_failing_end_finds_a_cliff_and_no_chance_run():
     position = np.linspace(0, 1, 60)
     failed = position > 0.85

@@ -328,11 +328,15 @@ def test_a_file_system_that_fails_is_not_remembered_as_a_bad_picture(tiny, broke
 def test_features_that_are_not_finite_are_not_kept(tmp_path, tiny, monkeypatch):
     def load():
         tower = colour_tower()
-        return replace(tower, encode=lambda inputs: tower.encode(inputs) / (np.stack(inputs)[:, :1] != 6))
+
+        def run(inputs):
+            with np.errstate(divide="ignore"):
+                return tower.encode(inputs) / (np.stack(inputs)[:, :1] != 6)
+
+        return replace(tower, encode=run)
 
     monkeypatch.setitem(ENCODERS["image"], "colour", lambda: Encoder(name="colour", version="nan", load=load))
-    with np.errstate(divide="ignore"):
-        frozen = encode(colours(), **NAMES, cache_dir=tmp_path)
+    frozen = encode(colours(), **NAMES, cache_dir=tmp_path)
     assert frozen.image_NI.shape == (19, 3)
     assert "its features are not finite" in frozen.notes[0]
 

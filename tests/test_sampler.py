@@ -1,4 +1,4 @@
-"""The study's memory in Optuna: no zombies, no repeats, stopped is not complete, directions agree, torn journals heal."""
+"""The study's memory in Optuna: no zombies, no repeats, stopped is not complete, torn journals heal."""
 
 from dataclasses import replace
 

@@ -94,7 +94,9 @@ def test_overrides_reach_the_top_level_and_are_named_when_wrong(tmp_path):
 def test_conditions_order_parents_first_and_leave_inactive_parameters_out(tmp_path):
     text = GOOD.replace(
         "search:",
-        "search:\n  loss.mix_mode: {choice: [replace, weighted], when: {loss.r_mix: [0.1]}}\n  loss.r_mix: {choice: [0, 0.1]}",
+        "search:\n"
+        "  loss.mix_mode: {choice: [replace, weighted], when: {loss.r_mix: [0.1]}}\n"
+        "  loss.r_mix: {choice: [0, 0.1]}",
     )
     loaded = load(tmp_path, text)
     paths = [e.path for e in loaded.searched]

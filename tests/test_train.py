@@ -29,7 +29,12 @@ KINDS = {
     "mm-ts": {"schedule.name": "cosine"},
     "xnce": {"loss.r_mix": 0.3},
     "adapacse": {"loss.angular_margin": 0.1, "loss.filter_threshold": 0.9},
-    "all three": {"schedule.name": "cosine", "loss.r_mix": 0.3, "loss.angular_margin": 0.1, "loss.filter_threshold": 0.9},
+    "all three": {
+        "schedule.name": "cosine",
+        "loss.r_mix": 0.3,
+        "loss.angular_margin": 0.1,
+        "loss.filter_threshold": 0.9,
+    },
     "image teacher": {"loss.angular_margin": 0.1, "loss.soft_labels": "image"},
     "max margin": {"loss.name": "max_margin", "schedule.name": "cosine"},
     "siglip": {"loss.name": "siglip", "schedule.name": "learnable"},

@@ -9,7 +9,7 @@ from ..tables import Study
 from ..wording import count, listing, number, percent, whole
 
 SPLITS = ("train", "validation", "test")
-FACTS = {"image_encoder": "Image encoder", "text_encoder": "Text encoder", "key": "Data key"}
+FACTS = {"data": "Data set", "image_encoder": "Image encoder", "text_encoder": "Text encoder", "key": "Data key"}
 
 
 def data(study: Study) -> Finding:

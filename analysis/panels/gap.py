@@ -10,11 +10,12 @@ from .. import commands, plots
 from ..choice import candidates, choose
 from ..finding import Alt, Finding, Refusal
 from ..page import beside, figure
-from ..statistics import Interval, difference, rank_correlation, t_interval
+from ..statistics import Interval, difference, rank_correlation, t_interval, worst_shown
 from ..tables import Metric, Study, column
 from ..wording import change, count, fixed, significant
 
 DISTANCE = "val_modality_distance"
+MOST_OTHERS = 6
 NEEDED = 10  # trials below which a rank correlation has no interval
 ROLES = {"win": "winner", "second": "runner-up", "default": "default"}  # colour -> name in the picture
 
@@ -39,20 +40,32 @@ def gap(study: Study) -> Finding:
         moved = difference(chosen.winner.values(distance.column), chosen.default.values(distance.column))
     if moved is not None:
         sentences.append(Markup("Winner minus default: {} in modality distance.").format(change(moved, distance)))
+    end = worst_shown(trials["score"].to_numpy(), metric.better)
+    outside = int((trials["score"] * metric.better < end * metric.better).sum())
+    if outside:
+        sentences.append(f"{count(outside, 'trial')} beyond the axis.")
     if len(confirmed):
-        sentences.append("Crosses: 95 % intervals over fresh seeds, validation split.")
+        hidden = len(confirmed) - len(_crosses(confirmed))
+        rest = f" {count(hidden, 'setting')} with fresh seeds not drawn." if hidden else ""
+        sentences.append(f"Crosses: 95 % intervals over fresh seeds, validation split.{rest}")
     return Finding(
         title=_title(r, metric),
         used=count(len(trials), "finished trial"),
         frames={"trials": trials[["trial", "x", "score"]], "confirmed": confirmed},
-        numbers={"rank_correlation": asdict(r) if r else None, "difference": asdict(moved) if moved else None},
+        numbers={
+            "rank_correlation": asdict(r) if r else None,
+            "difference": asdict(moved) if moved else None,
+            "worst_shown": end,
+            "outside": outside,
+        },
         sentences=tuple(sentences),
         alts={"gap": Alt("Modality distance against score", _alt(trials, confirmed, r, metric))},
     )
 
 
 def draw(study: Study, finding: Finding) -> Markup:
-    metric, trials, confirmed = study.objective, finding.frames["trials"], finding.frames["confirmed"]
+    metric, trials, confirmed = study.objective, finding.frames["trials"], _crosses(finding.frames["confirmed"])
+    trials = trials[trials["score"] * metric.better >= finding.numbers["worst_shown"] * metric.better]
     drawing = plots.trade_off(
         trials.assign(shown=trials["score"] * metric.scale),
         confirmed.assign(
@@ -78,6 +91,12 @@ def _confirmed(study: Study, distance: Metric) -> pd.DataFrame:
             role = keys.get(candidate.key, "dots")
             rows.append((candidate.label, role, min(x.n, y.n), x.mean, x.lo, x.hi, y.mean, y.lo, y.hi))
     return pd.DataFrame(rows, columns=["label", "role", "n", "x", "x_lo", "x_hi", "score", "lo", "hi"])
+
+
+def _crosses(confirmed: pd.DataFrame) -> pd.DataFrame:
+    """The named configurations and a few others: more crosses than that hide each other."""
+    named = confirmed["role"] != "dots"
+    return confirmed[named | ((~named).cumsum() <= MOST_OTHERS)]
 
 
 def _in_words(r: Interval | None) -> str:

@@ -9,6 +9,7 @@ from markupsafe import Markup
 from .. import commands, plots
 from ..finding import Alt, Finding, Refusal
 from ..page import beside, figure
+from ..statistics import worst_shown
 from ..tables import Study
 from ..wording import count, number, points, significant, unit
 
@@ -41,6 +42,9 @@ def history(study: Study) -> Finding:
     )
     frame = pd.DataFrame({"order": np.arange(1, len(ordered) + 1), "score": values, "best": best})
     frame = pd.concat([frame, ordered[["trial", "kind", "name"]]], axis=1)
+    end = worst_shown(values, metric.better)
+    outside = int((values * metric.better < end * metric.better).sum())
+    rest = f" {count(outside, 'run')} beyond the axis." if outside else ""
     return Finding(
         title=title,
         used=count(len(done), "finished run"),
@@ -50,12 +54,14 @@ def history(study: Study) -> Finding:
             "at": at,
             "n": len(done),
             "last_quarter": gained,
+            "worst_shown": end,
+            "outside": outside,
             "default": float(baseline["score"].iloc[0]) if len(baseline) else math.nan,
         },
         sentences=(
             tail,
             "These are search scores of single runs: the best is a maximum of noise. "
-            "Stopped and failed runs are left out.",
+            f"Stopped and failed runs are left out.{rest}",
         ),
         alts={"history": Alt("Best score so far", desc)},
     )
@@ -64,8 +70,9 @@ def history(study: Study) -> Finding:
 def draw(study: Study, finding: Finding) -> Markup:
     metric = study.objective
     frame = finding.frames["runs"]
+    shown = frame["score"].where(frame["score"] * metric.better >= finding.numbers["worst_shown"] * metric.better)
     drawing = plots.history(
-        frame.assign(shown=frame["score"] * metric.scale, best=frame["best"] * metric.scale),
+        frame.assign(shown=shown * metric.scale, best=frame["best"] * metric.scale),
         metric=metric.axis,
         default=finding.numbers["default"] * metric.scale,
         better=metric.better,

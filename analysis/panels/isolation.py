@@ -90,7 +90,7 @@ def _shared_range(scores: np.ndarray, envelope: pd.DataFrame, metric: Metric) ->
     worst = np.quantile(scores, 0.25 if metric.better > 0 else 0.75)
     best = scores.max() if metric.better > 0 else scores.min()
     low, high = min(worst, best), max(worst, best)
-    room = (high - low) / 2  # a very wide interval may leave the axis
+    room = high - low  # a very wide interval may leave the axis
     if envelope["hi"].notna().any():
         high = max(high, min(high + room, envelope["hi"].max()))
         low = min(low, max(low - room, envelope["lo"].min()))

@@ -13,7 +13,7 @@ from ..finding import Finding, Refusal
 from ..page import Column, notes, table
 from ..statistics import Interval, difference
 from ..tables import Study
-from ..wording import change, count, number, points, significant, unit
+from ..wording import change, count, number, significant, unit
 
 
 def metrics(study: Study) -> Finding:
@@ -22,7 +22,7 @@ def metrics(study: Study) -> Finding:
     winner, default = chosen.winner, chosen.default
     split = reported.key.partition("_")[0]
     rows = []
-    for name in sorted(str(c) for c in study.trials if re.match(rf"metric\.{split}_(?!n_)", str(c))):
+    for name in sorted((str(c) for c in study.trials if re.match(rf"metric\.{split}_(?!n_)", str(c))), key=_natural):
         if winner is None or default is None:
             break
         metric, tuned, base = study.metric(name.removeprefix("metric.")), winner.values(name), default.values(name)
@@ -45,6 +45,11 @@ def metrics(study: Study) -> Finding:
     )
 
 
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Sort key under which r5 comes before r10."""
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in re.split(r"(\d+)", name)]
+
+
 def draw(study: Study, finding: Finding) -> Markup:
     def level(key: str) -> Any:
         def show(row: Mapping[str, Any]) -> Markup:
@@ -58,7 +63,7 @@ def draw(study: Study, finding: Finding) -> Markup:
 
     def moved(row: Mapping[str, Any]) -> Markup:
         metric = study.metric(row["metric"])
-        text = change(Interval(row["diff"], row["diff_lo"], row["diff_hi"], row["n"]), metric) + points(metric)
+        text = change(Interval(row["diff"], row["diff_lo"], row["diff_hi"], row["n"]), metric, with_unit=True)
         return Markup("<b>{}</b>").format(text) if row["moved"] else text
 
     columns = [

@@ -50,8 +50,8 @@ def title(facts: "Facts") -> Markup:
         return Markup("{}, {} the default, on {}.").format(reaches, apart, each)
     if facts.case == "worse":
         return Markup("The default is better: tuning chose a setting {} it, on {}.").format(apart, each)
-    return Markup("No setting beats the default by more than noise: {} is {}{} from it, on {}.").format(
-        winner.label, change(gain, metric), points(metric), each
+    return Markup("No setting beats the default by more than noise: {} differs by {}, on {}.").format(
+        winner.label, change(gain, metric, with_unit=True), each
     )
 
 
@@ -66,17 +66,17 @@ def more(facts: "Facts") -> list[Markup]:
         text = "{} seeds resolve differences of {}{}; to resolve half of that, {} seeds each are needed."
         half = number(gain.half, significant(gain.half * metric.scale))
         found.append(Markup(text).format(in_words(gain.n), half, points(metric), number(seeds, seeds)))
-    if facts.better is not None and gain is not None:
+    if facts.better is not None and gain is not None and facts.case != "not established":
         chance, how = facts.better, "paired reruns" if gain.paired else "reruns"
         lo, hi = fixed(100 * chance.lo, 0), fixed(100 * chance.hi, 0)
         limits_ = Markup('<span class="ci">[{}, {}]</span>').format(lo, hi)
         share = number(chance.mean, fixed(100 * chance.mean, 0))
         found.append(Markup("It would beat the default in {} of 100 {} {}.").format(share, how, limits_))
     if lead is not None and facts.chosen.runner_up is not None:
-        text = "The difference to the runner-up, {}, is not established: {}{}."
+        text = "The difference to the runner-up, {}, is not established: {}."
         if lead.established:
-            text = "The difference to the runner-up, {}, is {}{}."
-        found.append(Markup(text).format(facts.chosen.runner_up.label, change(lead, metric), points(metric)))
+            text = "The difference to the runner-up, {}, is {}."
+        found.append(Markup(text).format(facts.chosen.runner_up.label, change(lead, metric, with_unit=True)))
     if facts.queries:
         text = "Intervals speak about these {} test images: others would add a standard error of {}{}."
         error = number(facts.query_error, significant(facts.query_error * metric.scale))

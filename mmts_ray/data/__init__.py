@@ -1,5 +1,7 @@
 """Paired data sets: pictures, captions, and which belongs to which. `DATASETS` names them all."""
 
+from collections.abc import Callable
+
 from mmts_ray.data.dataset import SPLITS, TEST, TRAIN, VALIDATION, Dataset
 from mmts_ray.data.drops import Drops
 from mmts_ray.data.features_file import features
@@ -8,4 +10,4 @@ from mmts_ray.data.table import table
 
 __all__ = ["DATASETS", "SPLITS", "TEST", "TRAIN", "VALIDATION", "Dataset", "Drops", "features", "openmoji", "table"]
 
-DATASETS = {"openmoji": openmoji, "table": table, "features": features}
+DATASETS: dict[str, Callable[..., Dataset]] = {"openmoji": openmoji, "table": table, "features": features}
