@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
@@ -15,6 +16,10 @@ SEVERITIES = {
     "limits": ("▲", "Limits the claim"),
     "record": ("●", "For the record"),
 }
+
+
+class Exact(dict):
+    """A mapping that the JSON twin keeps to the last digit: a configuration, which must hash as it did."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +132,14 @@ def twin(finding: Finding) -> dict[str, Any]:
 
 
 def _value(value: Any) -> Any:
+    if isinstance(value, np.bool_):
+        return bool(value)
     if value is None or isinstance(value, (str, bool)):
         return plain(value) if isinstance(value, Markup) else value
+    if isinstance(value, Exact):
+        return dict(value)
     if isinstance(value, Mapping):
         return {str(key): _value(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [_value(inner) for inner in value]
-    if type(value).__name__ == "bool_" or type(value).__name__ == "bool":
-        return bool(value)
     return full(value)

@@ -25,7 +25,6 @@ FULL = (3.4, 2.3)  # inches: 326 x 221 CSS pixels, text is never scaled below 10
 SMALL = (2.55, 2.35)
 MOST_DOTS = 1500
 GRID = 40
-LINES = {"win": "-", "second": (0, (5, 1.6)), "third": (0, (2, 1.2)), "fourth": (0, (5, 1.5, 1, 1.5))}
 
 
 @mpl.rc_context(RC)
@@ -88,7 +87,8 @@ def isolation(
 def history(points: pd.DataFrame, *, metric: str, default: float, better: int) -> Figure:
     """Best score so far over finished trials.
 
-    points: order, shown (NaN beyond the axis), best, kind (baseline or search). `default` is the default's score, NaN without one.
+    points: order, shown (NaN beyond the axis), best, kind (baseline or search). `default` is the default's score, NaN
+    without one.
     """
     figure, ax = _axes(FULL, top=18, left=33, right=42)
     seen = points[points["shown"].notna()]

@@ -67,7 +67,7 @@ def summary(study_dir: str | Path) -> dict[str, Any]:
         "direction": finding.numbers["direction"],
         "best": _best(study),
         "scores": scores,
-        "difference": finding.numbers["difference"],
+        "difference": twin(finding)["numbers"]["difference"],
         "warnings": [f"{w['word']}: {plain(w['problem'])}" for w in raised],
     }
 
@@ -171,9 +171,8 @@ def _header(study: Study) -> str:
         f"Metric: {metric.label} on {metric.split or 'the reported split'}{', %' if metric.share else ''}, "
         f"{'lower' if metric.better < 0 else 'higher'} is better. Intervals are 95 %.",
     ]
-    where = (
-        [f"data {data.get('data') or ''} {short_hash(str(data['key']))}".replace("  ", " ")] if data.get("key") else []
-    )
+    named = f"{data['data']} " if data.get("data") else ""
+    where = [f"data {named}{short_hash(str(data['key']))}"] if data.get("key") else []
     when = [f"last run {day(float(ends.max()))}"] if len(ends) else []
     rest = ", ".join([*where, *when, f"ledger {short_hash(study.ledger_hash)}"])
     parts.append(f"{rest[0].upper()}{rest[1:]}.")

@@ -65,7 +65,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Parameter:
-    """A searched parameter; `unit_of` places a value on its declared scale, 0 = low, 1 = high."""
+    """A searched parameter; `position` places values on its declared scale, 0 = low, 1 = high."""
 
     path: str
     kind: str  # float, int or choice

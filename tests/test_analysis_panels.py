@@ -135,6 +135,17 @@ def test_a_failed_fresh_run_and_an_unconfirmed_best_are_flagged(tmp_path):
     assert "The best trial of the search, t0002, has no fresh run." in problems(found)
 
 
+def test_a_seed_of_the_search_is_not_fresh(tmp_path):
+    maker = Maker("s")
+    for name, kind, trial in (("paper", "baseline", "t0000"), ("t0001", "search", "t0001")):
+        params = {"train.lr": 1e-3 if name == "paper" else 2e-3}
+        maker.run(trial, kind, params, {VAL: 0.3}, name=name if kind == "baseline" else None, seed=7)
+        for seed in (7 if name == "t0001" else 6, 8, 9):
+            maker.run(f"c{name}{seed}", "confirm", params, {VAL: 0.3, TEST: 0.3}, name=name, seed=seed)
+    found = verdict_of(write_study(tmp_path / "s", maker.rows, meta_of("s", space=SPACE[:1])))
+    assert "Fresh runs of t0001 reuse a seed of the search." in problems(found)
+
+
 # warnings
 
 

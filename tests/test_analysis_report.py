@@ -11,9 +11,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from ledger_maker import OBJECTIVE, SPACE, Maker, arms, meta_of, native, synthetic, write_study
 from mmts_ray.analysis import __main__ as command
-from mmts_ray.analysis import report
+from mmts_ray.analysis import report, tables
 from mmts_ray.analysis.panels import PANELS
 
 ROOT = Path(__file__).parents[1]
@@ -301,6 +302,15 @@ def test_one_parameter_and_one_baseline_without_fresh_seeds(tmp_path):
     assert found["command"] == "mmts-ray confirm s --top 3 --seeds 5"
     assert found["best"]["params"] == {"train.lr": 0.002}
     assert report.write(folder).is_file()
+
+
+def test_the_configuration_is_printed_and_kept_to_the_last_digit(rich, written):
+    text, _, twin = written
+    trial, config = (twin["panels"]["reproduce"]["numbers"][key] for key in ("trial", "config"))
+    study = tables.load(rich)
+    assert config == study.configs[trial]
+    printed = re.search(r"<pre[^>]*>(fixed:.*?)</pre>", text, re.DOTALL)[1]
+    assert yaml.safe_load(printed)["fixed"] == config
 
 
 def test_summary_and_its_text(rich):

@@ -118,7 +118,7 @@ def test_collect_gives_a_row_per_trial_and_keeps_types(tmp_path):
     import pandas as pd
 
     ledger = results.Ledger(tmp_path)
-    ledger.append(start("t0000", **{"param.loss.name": "siglip", "note": ["a", "b"]}, time=time.time()))
+    ledger.append(start("t0000", **{"param.loss.name": "siglip", "note": ["a", "b"]}))
     ledger.append(start("t0001", **{"param.loss.filter_threshold": None}))
     ledger.append({"trial": "t0001", "step": 9, "status": "done", "metric.val_r1": 0.5})
     frame = pd.read_parquet(results.collect(tmp_path))

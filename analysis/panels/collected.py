@@ -7,7 +7,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from ..choice import best_config, choose
-from ..finding import SEVERITIES, Finding
+from ..finding import SEVERITIES, Exact, Finding
 from ..page import Column, notes, table
 from ..tables import Study, default_value
 from ..wording import count, full, in_words, plain, setting
@@ -72,7 +72,7 @@ def settings(study: Study, findings: Mapping[str, Finding]) -> Finding:
         row = {
             "path": parameter.path,
             "name": study.named(parameter.path),
-            "doc": parameter.doc,
+            "doc": f"{parameter.doc} ({parameter.unit})" if parameter.unit else parameter.doc,
             "set_to": value if used else None,
             "set_to_text": set_to,
             "default": default,
@@ -90,7 +90,7 @@ def settings(study: Study, findings: Mapping[str, Finding]) -> Finding:
         title="What should I set?",
         used=f"winner {winner.label}" if winner else f"best of the search, {trial}" if trial else "no finished trial",
         frames={"parameters": frame},
-        numbers={"trial": trial, "config": dict(sorted(config.items()))},
+        numbers={"trial": trial, "config": Exact(sorted(config.items()))},
         sentences=(_lead(study, verdict, winner is not None, trial),),
         settings=tuple(added),
     )
@@ -112,7 +112,7 @@ def draw_settings(study: Study, finding: Finding) -> Markup:
     legend = Markup("").join(column.legend for column in finding.settings if column.legend)
     small = [column.note for column in finding.settings if column.note]
     small.append(
-        "Set to: shown to three significant digits, the exact value is in the CSV and under Reproduce. "
+        "Set to: shown to three significant digits; the exact values that the fresh seeds ran at are under Reproduce. "
         "Importance, gain per parameter and safe range are not measured by this report."
     )
     drawn = table("settings.parameters", frame, columns, label="What should I set?", wide=True)

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from .. import commands
 from ..choice import best_config
-from ..finding import Finding, check
+from ..finding import Exact, Finding, check
 from ..page import code, notes
 from ..tables import Study
 from ..wording import listing, short_hash
@@ -32,7 +32,7 @@ def reproduce(study: Study) -> Finding:
         numbers={
             "commands": [first, commands.confirm(study), commands.report(study)],
             "trial": trial,
-            "config": dict(sorted(config.items())),
+            "config": Exact(sorted(config.items())),
             "versions": dict(sorted(versions.items())),
             "git": dict(git),
             "hardware": dict(meta.get("hardware") or {}),

@@ -13,7 +13,7 @@ from ..finding import Alt, Check, Finding, Refusal, check
 from ..page import Axis, bar
 from ..statistics import Difference, Interval, chance_of_better, difference, generator, seeds_to_resolve, t_interval
 from ..tables import Metric, Study, why_failed
-from ..wording import count, decimals, fixed, score
+from ..wording import count, decimals, fixed, listing, score
 from . import sentence
 
 WIDE = 5  # with fewer seeds the interval is honest but wide
@@ -195,6 +195,12 @@ def _alt(scores: pd.DataFrame, metric: Metric) -> str:
     return " ".join(parts)
 
 
+def _search_seeds(study: Study, candidate: Candidate) -> set[float]:
+    """Seeds at which the search ran this very configuration."""
+    ran = study.trials["kind"].isin(["baseline", "search"]) & (study.trials["config_hash"] == candidate.key)
+    return set(study.trials.loc[ran, "seed"].dropna())
+
+
 def _next(study: Study) -> str:
     if study.trials.empty:
         return commands.resume(study)
@@ -234,6 +240,13 @@ def _checks(facts: Facts) -> list[Check]:
             "The winner is chosen by the first, {first}.", n=len(study.objectives), first=objective.key,
         ),
     ]  # fmt: skip
+    stale = [c.label for c in candidates(study) if _search_seeds(study, c) & set(c.runs["seed"])]
+    checks.append(
+        check(
+            "no fresh seed was seen by the search", "changes", stale, "Fresh runs of {who} reuse a seed of the search.",
+            "The luck that chose them counts again: confirm with other seeds.", who=listing(stale), size=len(stale),
+        )
+    )  # fmt: skip
     for role, candidate in (("winner", winner), ("default", default)):
         lost = candidate.runs["state"].isin(["infeasible", "failed"]).sum() if candidate else 0
         checks.append(
