@@ -14,8 +14,9 @@ from . import page
 from .choice import best_config, choose
 from .finding import Finding, twin
 from .panels import PANELS, collected, verdict
+from .statistics import Interval
 from .tables import Study, load, why_failed
-from .wording import count, day, duration, plain, setting, short_hash
+from .wording import count, day, duration, plain, score, setting, short_hash
 
 SCHEMA = 1
 
@@ -42,7 +43,7 @@ def summary(study_dir: str | Path) -> dict[str, Any]:
 
     Keys: study, feasible, reason (why not feasible), case, sentence (the verdict), command (what to run next, or
     None), metric, direction, best {label, trial, source, config_hash, n, params}, scores {winner, runner_up, default:
-    {label, mean, lo, hi, n} or None}, difference {mean, lo, hi, n, paired, established} or None, warnings [text].
+    {label, mean, lo, hi, n, text} or None}, difference {mean, lo, hi, n, paired, established} or None, warnings [text].
     `params` holds the searched parameters that apply to the best configuration.
     """
     study = load(study_dir)
@@ -55,7 +56,9 @@ def summary(study_dir: str | Path) -> dict[str, Any]:
         key = str(row["role"]).replace("-", "_")
         if key in scores:
             number = {k: float(row[k]) if math.isfinite(row[k]) else None for k in ("mean", "lo", "hi")}
-            scores[key] = {"label": row["label"], **number, "n": int(row["n"])}
+            interval = Interval(row["mean"], row["lo"], row["hi"], int(row["n"]))
+            shown = f"{study.reported.split} {study.reported.label} {plain(score(interval, study.reported))}".strip()
+            scores[key] = {"label": row["label"], **number, "n": int(row["n"]), "text": shown}
     return {
         "study": study.name,
         "feasible": not study.finished.empty,
@@ -79,6 +82,10 @@ def text(found: Mapping[str, Any]) -> str:
     if best:
         values = ", ".join(f"{path}={setting(value)}" for path, value in best["params"].items())
         lines.append(f"best: {best['label']} ({values})" if values else f"best: {best['label']}")
+    for key, name in (("winner", "best"), ("default", "default")):
+        got = found["scores"][key]
+        if got and got["n"]:
+            lines.append(f"{name}, {got['label']}: {got['text']}, {count(got['n'], 'fresh seed')}")
     if found["command"]:
         lines.append(f"next: {found['command']}")
     return "\n".join([*lines, *found["warnings"]])

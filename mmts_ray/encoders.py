@@ -27,6 +27,8 @@ MINILM_SHA256 = {
     "tokenizer.json": "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037",
     "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41",
 }
+LITE0_CREDIT = "image encoder: EfficientNet-Lite0, ImageNet weights, Apache-2.0"
+MINILM_CREDIT = "text encoder: all-MiniLM-L6-v2, Apache-2.0"
 OPEN_CLIP = "open_clip:"
 SENTENCE_TRANSFORMERS = "sentence-transformers/"
 OPEN_CLIP_CONFIG = "open_clip_config.json"
@@ -54,6 +56,7 @@ class Encoder:
     name: str
     version: str
     load: Callable[[], Tower]
+    credit: str = ""  # whose weights they are, where the project brings them
 
 
 def find_encoder(kind: str, name: str) -> Encoder:
@@ -139,7 +142,12 @@ def efficientnet_lite0() -> Encoder:
 
         return Tower(dim=model.num_features, batch_size=32, prepare=_square_tensor, encode=encode)
 
-    return Encoder(name="efficientnet-lite0", version=f"sha256:{LITE0_SHA256} short side <= 224, square", load=load)
+    return Encoder(
+        name="efficientnet-lite0",
+        version=f"sha256:{LITE0_SHA256} short side <= 224, square",
+        load=load,
+        credit=LITE0_CREDIT,
+    )
 
 
 def _square_tensor(picture: "Image") -> "torch.Tensor":
@@ -169,7 +177,9 @@ def minilm_l6() -> Encoder:
             _check_file(folder / name, expected)
         return _sentence_tower(str(folder), local_files_only=True)
 
-    return Encoder(name="minilm-l6", version=f"sha256:{MINILM_SHA256['model.safetensors']}", load=load)
+    return Encoder(
+        name="minilm-l6", version=f"sha256:{MINILM_SHA256['model.safetensors']}", load=load, credit=MINILM_CREDIT
+    )
 
 
 def sentence_transformer(name: str) -> Encoder:

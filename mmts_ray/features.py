@@ -101,7 +101,8 @@ def encode(
     text_UT, _ = _entry(cache / f"text-{text_key}", texts, len(unique), fill_texts, verify)
     position = {caption: index for index, caption in enumerate(unique)}
     text_M = np.array([position[caption] for caption in dataset.captions], dtype=np.int32)
-    encoders = {"image_encoder": images.name, "text_encoder": texts.name}
+    credits = (*dataset.credits, *filter(None, (images.credit, texts.credit)))
+    encoders = {"image_encoder": images.name, "text_encoder": texts.name, "credits": credits}
     return _frozen(dataset, image_NI, text_UT, text_M, f"{image_key} {text_key}", encoders)
 
 

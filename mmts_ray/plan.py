@@ -58,7 +58,7 @@ def confirmations(study: StudyConfig, known: Rows, *, top: int, seeds: int) -> l
     ]
 
 
-def start_record(study: StudyConfig, planned: Planned, *, status: str) -> dict[str, Any]:
+def start_record(study: StudyConfig, planned: Planned, *, status: str, data_key: str) -> dict[str, Any]:
     """The record that opens a trial; it alone carries the parameters."""
     config = planned.config
     ones = np.ones(1, dtype=np.int64)
@@ -76,6 +76,7 @@ def start_record(study: StudyConfig, planned: Planned, *, status: str) -> dict[s
         "global_batch": config.kwargs("train")["batch_size"],
         "status": status,
         **{f"param.{k}": v for k, v in config.items},
+        "derived.data.key": data_key,
         **{f"derived.schedule.{k}": v for k, v in schedule.derived.items()},
     }
 

@@ -101,6 +101,7 @@ def search(
             study,
             study_dir,
             plan=[*begun, *baselines],
+            data_key=frozen.key,
             sampler=sampler,
             sampled=sampled,
             wanted=wanted,
@@ -129,11 +130,11 @@ def confirm(
         fresh = confirmations(study, known, top=top, seeds=seeds)
         with contextlib.closing(results.Ledger(study_dir)) as ledger:
             for planned in fresh:  # written down first, so that `resume` finishes what is interrupted here
-                ledger.append(start_record(study, planned, status="waiting"))
+                ledger.append(start_record(study, planned, status="waiting", data_key=frozen.key))
         plan = [*begun, *fresh]
         finished = sum(row["kind"] == "confirm" for row in known.values()) - len(begun)
         progress.begin(planned=len(plan), finished=finished)
-        proposals = Proposals(study, study_dir, plan=plan, progress=progress)
+        proposals = Proposals(study, study_dir, plan=plan, data_key=frozen.key, progress=progress)
         _drive(study, study_dir, frozen, proposals, cache_dir=cache_dir, address=address)
 
 
@@ -146,6 +147,7 @@ class Proposals(Searcher):
         study_dir: Path,
         *,
         plan: list[Planned],
+        data_key: str,
         progress: Progress,
         sampler: Sampler | None = None,
         sampled: int = 0,
@@ -154,7 +156,7 @@ class Proposals(Searcher):
     ) -> None:
         super().__init__()
         self.study, self.study_dir, self.sampler, self.progress = study, study_dir, sampler, progress
-        self.plan = list(plan)
+        self.plan, self.data_key = list(plan), data_key
         self.sampled, self.wanted, self.next_id = sampled, wanted, next_id
         self.ledger = results.Ledger(study_dir)
         self.live: dict[str, Planned] = {}  # by Tune's trial id
@@ -175,7 +177,7 @@ class Proposals(Searcher):
         planned = self._next()
         if planned is None:
             return Searcher.FINISHED
-        self.ledger.append(start_record(self.study, planned, status="running"))
+        self.ledger.append(start_record(self.study, planned, status="running", data_key=self.data_key))
         self.live[trial_id] = planned
         return {"trial": planned.trial, "kind": planned.kind, "flat": planned.config.flat()}
 

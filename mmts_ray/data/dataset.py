@@ -40,6 +40,7 @@ class Dataset:
     class_N: np.ndarray | None = None  # int32 into class_names
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    credits: tuple[str, ...] = ()  # whom to name when the data are used
     image_features_NI: np.ndarray | None = None
     text_features_UT: np.ndarray | None = None
     text_M: np.ndarray | None = field(default=None)

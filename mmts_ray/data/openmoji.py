@@ -63,6 +63,10 @@ def openmoji(
         image=partial(_rasterise, folder, files, size),
         class_N=class_N,
         class_names=class_names,
+        credits=(
+            "pictures: OpenMoji, CC BY-SA 4.0",
+            "captions: emoji names of Unicode CLDR, by the emoji package, BSD",
+        ),
     )
 
 
