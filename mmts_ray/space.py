@@ -41,8 +41,8 @@ class _Range(_Described):
             raise ValueError(f"a logarithmic range needs a lower end above 0, not {self.low}")
 
     def _within(self, value: float) -> bool:
-        slack = RELATIVE_TOLERANCE * max(abs(self.low), abs(self.high))
-        return self.low - slack <= value <= self.high + slack
+        low, high = self.low - RELATIVE_TOLERANCE * abs(self.low), self.high + RELATIVE_TOLERANCE * abs(self.high)
+        return low <= value <= high
 
     def within(self, outer: "Domain") -> bool:
         """Whether every value of this domain is legal in `outer`."""
@@ -79,7 +79,7 @@ class Int(_Range):
         whole = isinstance(value, (int, np.integer)) or (isinstance(value, float) and value.is_integer())
         if isinstance(value, bool) or not whole:
             raise ValueError(f"{value!r} is not a whole number{_number_hint(value)}; legal is {self}")
-        if not self._within(int(value)):
+        if not self.low <= int(value) <= self.high:
             raise ValueError(f"{value} is out of range; legal is {self}")
         return int(value)
 
