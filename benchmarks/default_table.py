@@ -3,8 +3,8 @@
     python benchmarks/default_table.py [--seeds 6]
 
 Every cell is `mmts-ray train` with the parameters of the row, 10 epochs, validation, 347 candidates, image to text.
-`z` is the difference to the reference in standard errors of both means (the reference: 3 seeds, xNCE rows 2; where it gave no
-spread, ours is used).
+`z` is the difference to the reference in standard errors of both means (the reference: 3 seeds, xNCE rows 2; where it
+gave no spread, ours is used).
 """
 
 import argparse
