@@ -189,7 +189,11 @@ class Proposals(Searcher):
         trial = f"t{self.next_id:04d}"
         for _ in range(MOST_REPEATS):
             number, point = self.sampler.ask(trial, self.sampled)
-            config = self.study.trial_config(point)
+            try:
+                config = self.study.trial_config(point)
+            except ValueError:  # no configuration: parameters that are legal alone and not together
+                self.sampler.tell(number, status="infeasible", values=None)
+                continue
             if config.hash not in self.ran:
                 self.next_id += 1
                 self.sampled += 1

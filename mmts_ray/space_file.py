@@ -230,7 +230,13 @@ def _check_condition(
 
 
 def _check_study(study: StudyConfig) -> None:
-    study.trial_config(study.example())  # a fixed value that is illegal, or a clash of sections
+    for point in study.name_points():  # a fixed value that is illegal, or functions that do not go together
+        try:
+            study.trial_config(point)
+        except ValueError as problem:
+            where, _, rest = str(problem).partition(": ")
+            chosen = ", ".join(f"{k}={v}" for k, v in point.items() if k.endswith(".name"))
+            raise ValueError(f"{where}: {f'(with {chosen}; exclude it with when) ' if chosen else ''}{rest}") from None
     if study.searched and not study.trials and study.strategy != "grid":
         raise ValueError("trials: 0, but parameters are searched; legal is a whole number above 0")
     several = len(study.objective) > 1

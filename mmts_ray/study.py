@@ -62,14 +62,23 @@ class StudyConfig:
         flat = self.trial_config(self.example()).flat()
         return {k: v for k, v in flat.items() if k.startswith(ENCODING)}
 
-    def example(self) -> dict[str, Any]:
-        """One legal point: the first value or lower end of every active parameter."""
+    def example(self, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """One point: the first value or lower end of every active parameter that is not given."""
         point: dict[str, Any] = {}
         for entry in self.searched:
             if entry.active({**dict(self.fixed), **point}):
                 domain = entry.domain
+                if given and entry.path in given:
+                    point[entry.path] = given[entry.path]
+                    continue
                 point[entry.path] = domain.values[0] if isinstance(domain, Choice) else domain.low  # type: ignore[union-attr]
         return point
+
+    def name_points(self) -> list[dict[str, Any]]:
+        """One legal point for each combination of searched `section.name` choices."""
+        chosen = [e for e in self.searched if e.path.endswith(".name") and isinstance(e.domain, Choice)]
+        combinations = itertools.product(*(e.domain.values for e in chosen))  # type: ignore[union-attr]
+        return [self.example(dict(zip((e.path for e in chosen), values, strict=True))) for values in combinations]
 
     def active(self, point: Mapping[str, Any], entry: Searched) -> bool:
         return entry.active({**dict(self.fixed), **point})

@@ -273,3 +273,14 @@ def test_nothing_in_a_study_folder_is_a_pickle_that_we_read(local_ray, tmp_path)
     for path in ours:
         if path.suffix == ".jsonl":
             assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_a_point_whose_parts_do_not_go_together_is_not_run_and_the_search_goes_on(local_ray, tmp_path):
+    fixed = {**FIXED, "schedule.name": "learnable", "schedule.high": 0.2}
+    spec = {"schedule.init": {"uniform": [0.05, 0.5]}}  # above 0.2 the start lies outside the clamp
+    run(space_file.parse({**SPACE, "fixed": fixed, "search": spec, "baseline": []}), tmp_path / "s")
+    trials = check_ledger(tmp_path / "s")
+    assert len(trials) == 6
+    assert all(t["param.schedule.init"] <= 0.2 and t["status"] == "done" for t in trials)
+    told = optuna_trials(tmp_path / "s")
+    assert {t.user_attrs.get("status") for t in told if t.params["schedule.init"] > 0.2} == {"infeasible"}

@@ -180,6 +180,13 @@ REFUSED = {
         11,
         ["learnable does not fit loss max_margin", "plain"],
     ),
+    "functions that clash": (
+        GOOD.replace("loss.name: info_nce\n  schedule: {name: cosine}", "groups.k: 5")
+        .replace("schedule.tau_min: {loguniform: [0.01, 0.1]}", "loss.name: {choice: [info_nce, max_margin]}")
+        .replace("train.lr: {", "schedule.name: {choice: [learnable, constant]}\n  train.lr: {"),
+        7,
+        ["learnable does not fit loss max_margin", "loss.name=max_margin", "when"],
+    ),
     "resources": (GOOD + "resources: {cpu: 1}\n", 12, ["resources.cpu", "did you mean cpus"]),
     "parameter at top level": (GOOD + "train.epochs: 3\n", 12, ["train.epochs", "under fixed"]),
     "trials zero": (GOOD.replace("trials: 4", "trials: 0"), 3, ["trials"]),
