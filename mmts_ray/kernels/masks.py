@@ -1,0 +1,73 @@
+"""Which pairs count: same ids, intra-modal picks that can be drawn again for any rectangle, and the floor they stand on.
+
+Masks are float arithmetic rather than booleans and `where`, which cost four to ten times an addition on a CPU.
+
+Shapes: B batch, R rows and C columns of a rectangle of the (B, B) matrix.
+"""
+
+import torch
+from torch import Tensor
+
+# Added to a candidate that is not one: finite, so that no 0 * inf arises, and below any cosine at any temperature.
+FLOOR = -1e30
+
+
+def same_id(ids_B: Tensor) -> Tensor:
+    """Which pairs (B, B) carry the same id, the diagonal excepted: these are never negatives."""
+    return (ids_B[:, None] == ids_B[None, :]).fill_diagonal_(False)
+
+
+def same_id_pairs(ids_B: Tensor) -> Tensor:
+    """How many ordered pairs i != j carry the same id, 0-d, without forming them."""
+    counts = torch.unique(ids_B, return_counts=True)[1]
+    return (counts * (counts - 1)).sum()
+
+
+def share(pairs_BB: Tensor) -> Tensor:
+    """Share of the B(B-1) ordered pairs that a mask without diagonal holds, 0-d; 0 for a batch of one."""
+    batch = len(pairs_BB)
+    return pairs_BB.sum() / max(1, batch * (batch - 1))
+
+
+def floor_of(drop_BB: Tensor, like_BB: Tensor) -> Tensor:
+    """FLOOR where a pair is dropped, else 0."""
+    return drop_BB.to(like_BB.dtype).mul_(FLOOR)
+
+
+def mix_key(generator: torch.Generator, device: torch.device) -> Tensor:
+    """The two numbers that decide every pick of one call."""
+    return torch.randint(2**62, (2,), generator=generator, device=generator.device).to(device)
+
+
+def mix_codes(key_2: Tensor, batch: int) -> Tensor:
+    """One random word per item: int32 (2, 2, B), by direction (images anchor, texts anchor), anchor and candidate."""
+    # SplitMix64 of a counter: the words are those of a sequential generator, yet each can be formed on its own
+    counter = torch.arange(4 * batch, device=key_2.device).reshape(batch, 2, 2).permute(1, 2, 0)
+    word = (counter + 1) * -7046029254386353131 + key_2[0]
+    word = (word ^ (word >> 30)) * -4658895280553007687
+    word = (word ^ (word >> 27)) * -7723592293110705685 + key_2[1]
+    return ((word ^ (word >> 31)) >> 16).to(torch.int32)
+
+
+def picks(anchor_R: Tensor, candidate_C: Tensor, r_mix: float, out_RC: Tensor | None = None) -> Tensor:
+    """1 where a hash of both items' words says so, with chance r_mix, else 0: float (R, C)."""
+    word_RC = anchor_R[:, None] ^ candidate_C[None, :]
+    # after the hash "lowbias32" found by C. Wellons; its last step is left out, as only the highest bits decide
+    word_RC.mul_(0x7FEB352D)
+    word_RC.bitwise_xor_((word_RC >> 15).bitwise_and_(0x1FFFF))
+    word_RC.mul_(-2073254261)  # 0x846CA68B
+    if out_RC is None:
+        out_RC = torch.empty(word_RC.shape, dtype=torch.float32, device=word_RC.device)
+    # an int32 is uniform in [-2^31, 2^31); the comparison with a float costs a quarter of that with an integer
+    return out_RC.copy_(word_RC).lt_((r_mix - 0.5) * 2**32) if r_mix < 1 else out_RC.fill_(1)
+
+
+def mix_masks(batch: int, r_mix: float, generator: torch.Generator) -> Tensor:
+    """1 where a negative comes from the anchor's own modality, with chance r_mix each, else 0: float32 (2, B, B).
+
+    [0] is indexed (image anchor, candidate), [1] (candidate, text anchor); the diagonal is always 0.
+    """
+    (image_2B, text_2B) = mix_codes(mix_key(generator, generator.device), batch)
+    picks_2BB = torch.stack([picks(*image_2B, r_mix), picks(*text_2B, r_mix).T])
+    picks_2BB.diagonal(dim1=1, dim2=2).fill_(0)
+    return picks_2BB
