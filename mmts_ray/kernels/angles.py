@@ -71,3 +71,27 @@ class AngularShift(Function):
     def backward(ctx: Any, grad_BB: Tensor) -> tuple[Tensor, None, None, None]:
         (slope_BB,) = ctx.saved_tensors
         return grad_BB * slope_BB, None, None, None
+
+
+def turn_(
+    s_RC: Tensor,
+    cos_RC: Tensor,
+    sin_RC: Tensor,
+    gate: float | None,
+    slope_RC: Tensor | None,
+    spare: tuple[Tensor, Tensor],
+) -> None:
+    """`AngularShift` in place on a tile, with no diagonal to spare; its slope goes into `slope_RC`, if given."""
+    squared_RC = torch.add(s_RC, 1, out=spare[0]).mul_(torch.sub(1, s_RC, out=spare[1]))
+    if slope_RC is not None:
+        torch.gt(squared_RC, MIN_SINE**2, out=slope_RC).mul_(s_RC).mul_(sin_RC)
+    sine_RC = squared_RC.clamp_(min=MIN_SINE**2).sqrt_()
+    moves_RC = torch.lt(s_RC, cos_RC if gate is None else gate, out=spare[1])
+    stays = 0.0 if gate is None else 1.0
+    if slope_RC is not None:
+        torch.sub(cos_RC, slope_RC.div_(sine_RC), out=slope_RC).sub_(stays).mul_(moves_RC).add_(stays)
+    turned_RC = sine_RC.mul_(sin_RC).addcmul_(s_RC, cos_RC)
+    if gate is None:
+        torch.sub(turned_RC, 1, out=s_RC).mul_(moves_RC).add_(1)
+    else:
+        s_RC.addcmul_(turned_RC.sub_(s_RC), moves_RC)

@@ -3,15 +3,23 @@
 Shapes: B batch, D embedding, E teacher features.
 """
 
+import math
+
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mmts_ray.kernels import dense
-from mmts_ray.kernels.masks import same_id
-from mmts_ray.kernels.workers import gather_rows, gathered
+from mmts_ray.kernels.masks import mix_codes, mix_key, same_id, same_id_pairs
+from mmts_ray.kernels.softmax import Case, Softmax
+from mmts_ray.kernels.workers import Shard, gather_rows, gathered, shard_of
 
 IMPLS = ("auto", "dense", "cached", "stream")
+
+# Up to this batch whole matrices are fastest on one worker.
+DENSE_BATCH = 384
+# Kept tiles may take this much memory.
+CACHED_BYTES = 256 << 20
 
 Teacher = Tensor | tuple[Tensor, Tensor]
 
@@ -41,28 +49,82 @@ def softmax_loss(
     place of a direction's matrix. `teacher_BE`: unit rows, or (rows, columns) when images and texts have their own.
     """
     _checked(impl)
-    all_of = gathered(group)
-    if filter_teacher is not None:
-        filter_teacher = (gather_rows(filter_teacher[0], group), gather_rows(filter_teacher[1], group))
-    if isinstance(teacher_BE, tuple):
-        teacher_BE = (gather_rows(teacher_BE[0], group), gather_rows(teacher_BE[1], group))
-    else:
-        teacher_BE = all_of(teacher_BE)
-    return dense.softmax_loss(
-        gather_rows(image_BD, group),
-        gather_rows(text_BD, group),
-        gather_rows(temperature_B, group),
-        directions=directions,
-        r_mix=r_mix,
-        generator=generator,
-        angular_margin=angular_margin,
-        angle_edge=angle_edge,
-        teacher_BE=teacher_BE,
-        filter_threshold=filter_threshold,
-        filter_teacher=filter_teacher,
-        ids_B=all_of(ids_B),
-        with_stats=with_stats,
-    )
+    shard = shard_of(len(image_BD), group, image_BD.device)
+    drawn = r_mix > 0 and generator is not None
+    copies = 1.0 + (r_mix > 0)
+    form = _softmax_form(impl, shard, image_BD, copies * (1 + (angular_margin > 0)))
+    teachers = teacher_BE if isinstance(teacher_BE, tuple) or teacher_BE is None else (teacher_BE, teacher_BE)
+    moving = _all_rows(teachers, shard) if angular_margin > 0 or filter_teacher is None else None
+    filtering = _all_rows(filter_teacher, shard) if filter_teacher is not None else moving
+    if ids_B is not None:
+        ids_B = shard.gather(ids_B)
+    if form == "dense":
+        return dense.softmax_loss(
+            gather_rows(image_BD, group),
+            gather_rows(text_BD, group),
+            gather_rows(temperature_B, group),
+            directions=directions,
+            r_mix=r_mix,
+            key=shard.first(mix_key(generator, image_BD.device)) if drawn and generator is not None else None,
+            angular_margin=angular_margin,
+            angle_edge=angle_edge,
+            teacher_BE=moving,
+            filter_threshold=filter_threshold,
+            filter_teacher=filtering,
+            ids_B=ids_B,
+            with_stats=with_stats,
+        )
+    case = Case(shard, {"both": (1, 0), "image_to_text": (1,), "text_to_image": (0,)}[directions], form == "cached")
+    if drawn and generator is not None:
+        case.codes_22B = mix_codes(shard.first(mix_key(generator, image_BD.device)), shard.batch)
+        case.pick_chance = r_mix
+    if r_mix > 0:
+        case.inter_weight, case.intra_weight = (1.0, 1.0) if drawn else (1 - r_mix, r_mix)
+    if angular_margin > 0:
+        assert moving is not None
+        case.margin, case.teacher = angular_margin, moving
+        case.gate = math.cos(angular_margin) if angle_edge == "gate" else None
+    if filter_threshold is not None:
+        case.threshold, case.filter_teacher = filter_threshold, filtering
+    if ids_B is not None:
+        case.ids_B = torch.unique(ids_B, return_inverse=True)[1].to(image_BD.dtype)
+    if with_stats:
+        case.counts = {name: image_BD.new_zeros(()) for name in ("dropped", "filtered", "intra")}
+    loss = Softmax.apply(image_BD, text_BD, temperature_B, case)
+    return loss, _softmax_stats(case, ids_B, r_mix, drawn) if with_stats else {}
+
+
+def _softmax_stats(case: Case, ids_B: Tensor | None, r_mix: float, drawn: bool) -> dict[str, Tensor | float]:
+    assert case.counts is not None
+    batch = case.shard.batch
+    ordered = max(1, batch * (batch - 1))
+    stats: dict[str, Tensor | float] = {}
+    if case.threshold is not None:
+        stats["filtered_share"] = case.shard.sum(case.counts["filtered"]) / ordered
+    if ids_B is not None:
+        stats["same_id_share"] = same_id_pairs(ids_B) / ordered
+    if drawn:
+        stats["intra_count"] = case.shard.sum(case.counts["intra"]) / (len(case.directions) * batch)
+    elif r_mix > 0:
+        stats["intra_count"] = r_mix * (batch - 1 - case.shard.sum(case.counts["dropped"]) / batch)
+    return stats
+
+
+def _all_rows(pair: tuple[Tensor, Tensor] | None, shard: Shard) -> tuple[Tensor, Tensor] | None:
+    """Teacher rows of all workers; two that are one tensor stay one, which halves the walk."""
+    if pair is None:
+        return None
+    rows_BE = shard.gather(pair[0])
+    return rows_BE, rows_BE if pair[1] is pair[0] else shard.gather(pair[1])
+
+
+def _softmax_form(impl: str, shard: Shard, like_BD: Tensor, copies: float) -> str:
+    if impl != "auto":
+        return impl
+    cached_bytes = shard.sizes[shard.rank] * shard.batch * like_BD.element_size() * copies
+    if shard.group is None and shard.batch <= DENSE_BATCH:
+        return "dense"
+    return "cached" if cached_bytes <= CACHED_BYTES else "stream"
 
 
 def hinge_loss(

@@ -13,7 +13,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from mmts_ray.kernels.angles import AngularShift, gram
-from mmts_ray.kernels.masks import FLOOR, floor_of, mix_masks, same_id, share
+from mmts_ray.kernels.masks import FLOOR, LOG2E, floor_of, mix_masks, same_id, share
 
 
 class _AnchoredCrossEntropy(Function):
@@ -47,7 +47,8 @@ class _AnchoredCrossEntropy(Function):
             intra_floor_BB = intra_BB.clone() if floor_BB is None else intra_BB + floor_BB
             blocks.append(intra_floor_BB.fill_diagonal_(FLOOR))
             top_B = torch.maximum(top_B, blocks[1].amax(over))
-        masses = [(block - top_B.unsqueeze(over)).mul_(scale_B.unsqueeze(over)).exp_() for block in blocks]
+        per_B = (LOG2E * scale_B).unsqueeze(over)
+        masses = [(block - top_B.unsqueeze(over)).mul_(per_B).exp2_() for block in blocks]
         # The positive is kept apart: its gradient then comes from the negatives' mass, without cancellation.
         masses[0].fill_diagonal_(0)
         negative_B = masses[0].sum(over)
@@ -85,32 +86,25 @@ def softmax_loss(
     *,
     directions: str = "both",
     r_mix: float = 0.0,
-    generator: torch.Generator | None = None,
+    key: Tensor | None = None,
     angular_margin: float = 0.0,
     angle_edge: str = "gate",
-    teacher_BE: Tensor | tuple[Tensor, Tensor] | None = None,
+    teacher_BE: tuple[Tensor, Tensor] | None = None,
     filter_threshold: float | None = None,
     filter_teacher: tuple[Tensor, Tensor] | None = None,
     ids_B: Tensor | None = None,
     with_stats: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor | float]]:
-    """The softmax objective of `losses.info_nce` and its statistics, dense.
-
-    With a generator, r_mix is the chance of a negative to be replaced; without, the weight of the intra-modal ones.
-    A pair that is filtered or shares an id drops out of both directions, and with it the intra-modal pair in the same
-    place of a direction's matrix.
-    """
+    """`choice.softmax_loss` of whole matrices; `key` decides the picks, teachers are (rows, columns)."""
     batch = len(image_BD)
     stats: dict[str, Tensor | float] = {}
     s_BB = image_BD @ text_BD.T
 
-    teacher_BB = None
-    if teacher_BE is not None:
-        rows_BE, columns_BE = teacher_BE if isinstance(teacher_BE, tuple) else (teacher_BE, teacher_BE)
-        teacher_BB = rows_BE @ columns_BE.T
+    teacher_BB = None if teacher_BE is None else teacher_BE[0] @ teacher_BE[1].T
     drop_BB = None
     if filter_threshold is not None:
-        similar_BB = teacher_BB if filter_teacher is None else filter_teacher[0] @ filter_teacher[1].T
+        assert filter_teacher is not None
+        similar_BB = teacher_BB if filter_teacher is teacher_BE else filter_teacher[0] @ filter_teacher[1].T
         assert similar_BB is not None
         drop_BB = torch.gt(similar_BB, filter_threshold).fill_diagonal_(False)
         if with_stats:
@@ -125,8 +119,8 @@ def softmax_loss(
         assert teacher_BB is not None
         angle_BB = (1 - teacher_BB).abs_().mul_(angular_margin)
         turn = (angle_BB.cos(), angle_BB.sin(), math.cos(angular_margin) if angle_edge == "gate" else None)
-    if r_mix > 0 and generator is not None:
-        picks_2BB = mix_masks(batch, r_mix, generator).to(s_BB)
+    if r_mix > 0 and key is not None:
+        picks_2BB = mix_masks(batch, r_mix, key).to(s_BB)
     elif r_mix == 1:
         # A candidate of weight 0 must not enter the maximum either, so this is a replacement of all.
         picks_2BB = 1 - torch.eye(batch).to(s_BB).expand(2, -1, -1)

@@ -1,15 +1,19 @@
-"""Which pairs count: same ids, intra-modal picks that can be drawn again for any rectangle, and the floor they stand on.
+"""Which pairs count: same ids, and intra-modal picks that can be drawn again for any rectangle of the matrix.
 
 Masks are float arithmetic rather than booleans and `where`, which cost four to ten times an addition on a CPU.
 
 Shapes: B batch, R rows and C columns of a rectangle of the (B, B) matrix.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 # Added to a candidate that is not one: finite, so that no 0 * inf arises, and below any cosine at any temperature.
 FLOOR = -1e30
+# e^x = 2^(x LOG2E): torch's exp2 costs a quarter of its exp on a CPU, and a fortieth where the result is subnormal.
+LOG2E = 1 / math.log(2)
 
 
 def same_id(ids_B: Tensor) -> Tensor:
@@ -49,25 +53,37 @@ def mix_codes(key_2: Tensor, batch: int) -> Tensor:
     return ((word ^ (word >> 31)) >> 16).to(torch.int32)
 
 
-def picks(anchor_R: Tensor, candidate_C: Tensor, r_mix: float, out_RC: Tensor | None = None) -> Tensor:
-    """1 where a hash of both items' words says so, with chance r_mix, else 0: float (R, C)."""
-    word_RC = anchor_R[:, None] ^ candidate_C[None, :]
+def picks(
+    anchor_R: Tensor, candidate_C: Tensor, r_mix: float, out_RC: Tensor | None = None, spare_RC: Tensor | None = None
+) -> Tensor:
+    """1 where a hash of both items' words says so, with chance r_mix, else 0: float (R, C).
+
+    `out_RC`, of any float type, takes the result; `spare_RC`, float32, lends its memory.
+    """
+    size = (len(anchor_R), len(candidate_C))
+    if out_RC is None:
+        out_RC = torch.empty(size, dtype=torch.float32, device=anchor_R.device)
+    word_RC, high_RC = (
+        torch.empty(size, dtype=torch.int32, device=anchor_R.device) if lent is None else lent.view(torch.int32)
+        for lent in (spare_RC, out_RC if out_RC.dtype == torch.float32 else None)
+    )
+    torch.bitwise_xor(anchor_R[:, None], candidate_C[None, :], out=word_RC)
     # after the hash "lowbias32" found by C. Wellons; its last step is left out, as only the highest bits decide
     word_RC.mul_(0x7FEB352D)
-    word_RC.bitwise_xor_((word_RC >> 15).bitwise_and_(0x1FFFF))
+    word_RC.bitwise_xor_(torch.bitwise_right_shift(word_RC, 15, out=high_RC).bitwise_and_(0x1FFFF))
     word_RC.mul_(-2073254261)  # 0x846CA68B
-    if out_RC is None:
-        out_RC = torch.empty(word_RC.shape, dtype=torch.float32, device=word_RC.device)
-    # an int32 is uniform in [-2^31, 2^31); the comparison with a float costs a quarter of that with an integer
+    # an int32 is uniform in [-2^31, 2^31); comparing floats costs a quarter of comparing integers
     return out_RC.copy_(word_RC).lt_((r_mix - 0.5) * 2**32) if r_mix < 1 else out_RC.fill_(1)
 
 
-def mix_masks(batch: int, r_mix: float, generator: torch.Generator) -> Tensor:
+def mix_masks(batch: int, r_mix: float, source: torch.Generator | Tensor) -> Tensor:
     """1 where a negative comes from the anchor's own modality, with chance r_mix each, else 0: float32 (2, B, B).
 
-    [0] is indexed (image anchor, candidate), [1] (candidate, text anchor); the diagonal is always 0.
+    [0] is indexed (image anchor, candidate), [1] (candidate, text anchor); the diagonal is always 0. `source` is a key,
+    or a generator that yields one.
     """
-    (image_2B, text_2B) = mix_codes(mix_key(generator, generator.device), batch)
-    picks_2BB = torch.stack([picks(*image_2B, r_mix), picks(*text_2B, r_mix).T])
+    key_2 = mix_key(source, source.device) if isinstance(source, torch.Generator) else source
+    image_2B, text_2B = mix_codes(key_2, batch)
+    picks_2BB = torch.stack([picks(image_2B[0], image_2B[1], r_mix), picks(text_2B[1], text_2B[0], r_mix)])
     picks_2BB.diagonal(dim1=1, dim2=2).fill_(0)
     return picks_2BB
