@@ -4,58 +4,34 @@ import itertools
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
+from vectors import DTYPES, Vector, pair, rows
 
 from mmts_ray import kernels
-from mmts_ray.losses import LOSSES, SCHEDULED, info_nce, max_margin, regularized_info_nce, siglip
+from mmts_ray.losses import (
+    LOSSES,
+    SCHEDULED,
+    STATE,
+    arccon,
+    info_nce,
+    isogclr,
+    isogclr_state,
+    max_margin,
+    regularized_info_nce,
+    siglip,
+    sms,
+    triplet,
+)
 from mmts_ray.space import declared
-
-REFERENCE = Path(__file__).parent / "reference"
-DTYPES = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 @pytest.fixture(params=DTYPES, ids=str)
 def dtype(request):
     return request.param
-
-
-class Vector:
-    """A reference file, its arrays as tensors of one type."""
-
-    def __init__(self, name, dtype):
-        with np.load(REFERENCE / f"{name}.npz") as arrays:
-            self.arrays = dict(arrays)
-        self.dtype = dtype
-
-    def tensor(self, name):
-        return torch.tensor(self.arrays[name], dtype=self.dtype)
-
-    def leaf(self, name):
-        return self.tensor(name).requires_grad_()
-
-    def number(self, name):
-        return float(self.arrays[name])
-
-    def check(self, actual, name):
-        """To 1e-10 in float64 and 1e-5 in float32, relative to the largest entry."""
-        expected = self.arrays[name]
-        actual = actual.detach().double().numpy()
-        assert np.abs(actual - expected).max() <= DTYPES[self.dtype] * np.abs(expected).max()
-
-
-def rows(seed, *shape, dtype=torch.float64):
-    return normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=-1)
-
-
-def pair(seed, size, width, dtype=torch.float64):
-    image_BD = rows(seed, size, width, dtype=dtype)
-    text_BD = normalize(image_BD + 0.8 * rows(seed + 1, size, width, dtype=dtype), dim=1)
-    return image_BD.requires_grad_(), text_BD.requires_grad_()
 
 
 # --- the authors' own numbers -----------------------------------------------------------------------------------------
@@ -427,11 +403,15 @@ def test_all_losses_follow_a_permutation_of_the_batch():
         if name == "info_nce":
             teacher_BE = rows(3, 12, 4)
             extra = {"r_mix": 0.3, "mix_mode": "weighted", "angular_margin": 0.3, "filter_threshold": 0.5}
+        if name in STATE:
+            extra = {"state": STATE[name](12, 12)}
         results = []
         for order_B in (torch.arange(12), order):
             leaves = [x.detach()[order_B].requires_grad_() for x in (image_BD, text_BD)]
             if name == "info_nce":
                 extra["teacher_BE"] = teacher_BE[order_B]
+            if name in STATE:
+                extra |= {"image_B": order_B, "text_B": order_B}
             out = loss(*leaves, **{SCHEDULED[name]: value_B[order_B]}, ids_B=ids_B[order_B], **extra)
             results.append((out.loss, *torch.autograd.grad(out.loss, leaves)))
         (loss_a, *grads_a), (loss_b, *grads_b) = results
@@ -517,6 +497,19 @@ def every_loss(image_BD, text_BD, **common):
     yield "max_margin", max_margin(image_BD, text_BD, margin=0.2, **common)
     yield "siglip", siglip(image_BD, text_BD, temperature=0.05, **common)
     yield "regularized", regularized_info_nce(image_BD, text_BD, temperature=0.05, **common)
+    both = {**everything, "teacher_BE": (teacher_BE, teacher_BE.flip(0)), "filter_threshold_image": 0.3}
+    for labels in ("code", "paper"):
+        yield labels, info_nce(image_BD, text_BD, temperature=0.05, soft_labels=labels, **both, **common)
+    yield "arccon", arccon(image_BD, text_BD, temperature=0.05, **common)
+    yield "sms", sms(image_BD, text_BD, margin=0.6, **common)
+    for negatives in ("hardest", "semi_hard"):
+        yield negatives, triplet(image_BD, text_BD, margin=0.2, negatives=negatives, **common)
+    place_B = torch.arange(size)
+    state = isogclr_state(size, size)
+    yield (
+        "isogclr",
+        isogclr(image_BD, text_BD, temperature=0.01, state=state, image_B=place_B, text_B=place_B, **common),
+    )
 
 
 def hazards(dtype):
@@ -641,7 +634,8 @@ def test_every_default_is_legal_and_described():
             assert parameter.domain.parse(parameter.default) == parameter.default
             assert parameter.domain.doc
     assert list(declared(info_nce)) == [
-        "r_mix", "mix_mode", "angular_margin", "filter_threshold", "angle_edge", "soft_labels", "directions"
+        "r_mix", "mix_mode", "angular_margin", "filter_threshold", "filter_threshold_image", "angle_edge",
+        "soft_labels", "directions", "impl"
     ]  # fmt: skip
 
 
