@@ -11,13 +11,15 @@ from torch.distributed import ProcessGroup
 
 from mmts_ray.kernels import dense
 from mmts_ray.kernels.masks import mix_codes, mix_key, same_id, same_id_pairs
+from mmts_ray.kernels.pairs import Hinge, Potential, Sigmoid
 from mmts_ray.kernels.softmax import Case, Softmax
-from mmts_ray.kernels.workers import Shard, gather_rows, gathered, shard_of
+from mmts_ray.kernels.workers import Shard, gather_rows, shard_of
 
 IMPLS = ("auto", "dense", "cached", "stream")
 
-# Up to this batch whole matrices are fastest on one worker.
+# Up to these batches whole matrices are fastest on one worker.
 DENSE_BATCH = 384
+DENSE_PAIRS = 256
 # Kept tiles may take this much memory.
 CACHED_BYTES = 256 << 20
 
@@ -87,7 +89,7 @@ def softmax_loss(
     if filter_threshold is not None:
         case.threshold, case.filter_teacher = filter_threshold, filtering
     if ids_B is not None:
-        case.ids_B = torch.unique(ids_B, return_inverse=True)[1].to(image_BD.dtype)
+        case.ids_B = _compared(ids_B, image_BD)
     if with_stats:
         case.counts = {name: image_BD.new_zeros(()) for name in ("dropped", "filtered", "intra")}
     loss = Softmax.apply(image_BD, text_BD, temperature_B, case)
@@ -141,9 +143,15 @@ def hinge_loss(
 
     Pairs of the same id, or those that `drop_BB` holds (the whole batch's), leave both the sum and the count.
     """
-    _checked(impl)
-    rows = [gather_rows(x, group) for x in (image_BD, text_BD, margin_B)]
-    return dense.hinge_loss(rows[0], rows[1], rows[2], drop_BB=_dropped(drop_BB, gathered(group)(ids_B)))
+    shard = shard_of(len(image_BD), group, image_BD.device)
+    if ids_B is not None:
+        ids_B = shard.gather(ids_B)
+    if _pairs_form(impl, shard, drop_BB) == "dense":
+        rows = [gather_rows(x, group) for x in (image_BD, text_BD, margin_B)]
+        return dense.hinge_loss(rows[0], rows[1], rows[2], drop_BB=_dropped(drop_BB, ids_B))
+    terms = _terms(image_BD, shard, ids_B).clamp(min=1)
+    total, active = Hinge.apply(image_BD, text_BD, margin_B, shard, _compared(ids_B, image_BD))
+    return total / terms, active / terms
 
 
 def sigmoid_loss(
@@ -158,12 +166,17 @@ def sigmoid_loss(
     group: ProcessGroup | None = None,
 ) -> Tensor:
     """The objective of `losses.siglip`; `temperature` is 0-d, or (B,) and then applied anchor-wise both ways."""
-    _checked(impl)
-    if temperature.ndim:
-        temperature = gather_rows(temperature, group)
-    image_BD, text_BD = gather_rows(image_BD, group), gather_rows(text_BD, group)
-    drop_BB = _dropped(drop_BB, gathered(group)(ids_B))
-    return dense.sigmoid_loss(image_BD, text_BD, temperature, bias, drop_BB=drop_BB)
+    shard = shard_of(len(image_BD), group, image_BD.device)
+    if ids_B is not None:
+        ids_B = shard.gather(ids_B)
+    if _pairs_form(impl, shard, drop_BB) == "dense":
+        if temperature.ndim:
+            temperature = gather_rows(temperature, group)
+        image_BD, text_BD = gather_rows(image_BD, group), gather_rows(text_BD, group)
+        return dense.sigmoid_loss(image_BD, text_BD, temperature, bias, drop_BB=_dropped(drop_BB, ids_B))
+    bias = torch.as_tensor(bias, dtype=image_BD.dtype, device=image_BD.device)
+    total = Sigmoid.apply(image_BD, text_BD, temperature, bias, shard, _compared(ids_B, image_BD))
+    return total / shard.batch
 
 
 def potential_loss(
@@ -175,10 +188,36 @@ def potential_loss(
     group: ProcessGroup | None = None,
 ) -> Tensor:
     """log mean over i != j of exp(-2 |x_i - y_j|^2) for unit rows, y = x when absent; 0 when no pair is left."""
+    shard = shard_of(len(x_BD), group, x_BD.device)
+    if ids_B is not None:
+        ids_B = shard.gather(ids_B)
+    if _pairs_form(impl, shard, None) == "dense":
+        x_BD = gather_rows(x_BD, group)
+        cosine_BB = dense.gram(x_BD) if y_BD is None else x_BD @ gather_rows(y_BD, group).T
+        return dense.log_potential(cosine_BB, drop_BB=_dropped(None, ids_B))
+    pairs = _terms(x_BD, shard, ids_B) / 2
+    mean = Potential.apply(x_BD, y_BD, shard, _compared(ids_B, x_BD)) / pairs.clamp(min=1)
+    return torch.where(pairs > 0, mean, 1.0).log()
+
+
+def _terms(like_BD: Tensor, shard: Shard, ids_B: Tensor | None) -> Tensor:
+    """How many ordered pairs of both directions remain, 0-d."""
+    terms = like_BD.new_tensor(2 * shard.batch * (shard.batch - 1))
+    return terms if ids_B is None else terms - 2 * same_id_pairs(ids_B)
+
+
+def _compared(ids_B: Tensor | None, like_BD: Tensor) -> Tensor | None:
+    """Ids as small whole floats, which compare at the speed of an addition."""
+    return None if ids_B is None else torch.unique(ids_B, return_inverse=True)[1].to(like_BD.dtype)
+
+
+def _pairs_form(impl: str, shard: Shard, drop_BB: Tensor | None) -> str:
     _checked(impl)
-    x_BD = gather_rows(x_BD, group)
-    cosine_BB = dense.gram(x_BD) if y_BD is None else x_BD @ gather_rows(y_BD, group).T
-    return dense.log_potential(cosine_BB, drop_BB=_dropped(None, gathered(group)(ids_B)))
+    if drop_BB is not None:
+        if impl in ("cached", "stream") or shard.group is not None:
+            raise ValueError(f"loss.impl {impl}: a drop_BB needs dense and one worker; pass ids_B instead")
+        return "dense"
+    return impl if impl != "auto" else "dense" if shard.group is None and shard.batch <= DENSE_PAIRS else "stream"
 
 
 def _checked(impl: str) -> None:

@@ -7,7 +7,6 @@ Shards may be uneven, as in the last batch of an epoch; none may be empty on all
 Shapes: b rows of this worker, B rows of all, D columns, W workers.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,8 +133,3 @@ def mean_rows(value_b: Tensor, group: ProcessGroup | None) -> Tensor:
         return value_b.mean()
     shard = shard_of(len(value_b), group, value_b.device)
     return _Sum.apply(value_b.sum(), shard) / shard.batch
-
-
-def gathered(group: ProcessGroup | None) -> Callable[[Tensor | None], Tensor | None]:
-    """`gather_rows` for arguments that may be absent."""
-    return lambda x: None if x is None else gather_rows(x, group)
