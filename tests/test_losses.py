@@ -34,14 +34,19 @@ def dtype(request):
     return request.param
 
 
+@pytest.fixture(params=["dense", "cached", "stream"])
+def impl(request):
+    return request.param
+
+
 # --- the authors' own numbers -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_mm_ts_info_nce_matches_the_published_code(number, dtype):
+def test_mm_ts_info_nce_matches_the_published_code(number, impl, dtype):
     vector = Vector(f"mmts_{number}", dtype)
     image_BD, text_BD = vector.leaf("image"), vector.leaf("text")
-    out = info_nce(image_BD, text_BD, temperature=vector.tensor("tau"))
+    out = info_nce(image_BD, text_BD, temperature=vector.tensor("tau"), impl=impl)
     out.loss.backward()
     vector.check(out.loss, "infonce_loss")
     vector.check(image_BD.grad, "infonce_grad_image")
@@ -50,11 +55,11 @@ def test_mm_ts_info_nce_matches_the_published_code(number, dtype):
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_mm_ts_max_margin_matches_the_published_code(number, dtype):
+def test_mm_ts_max_margin_matches_the_published_code(number, impl, dtype):
     vector = Vector(f"mmts_{number}", dtype)
     image_BD, text_BD = vector.leaf("image"), vector.leaf("text")
     # the published class normalises once more, which takes the radial part out of its gradients
-    out = max_margin(normalize(image_BD), normalize(text_BD), margin=vector.tensor("tau"))
+    out = max_margin(normalize(image_BD), normalize(text_BD), margin=vector.tensor("tau"), impl=impl)
     out.loss.backward()
     vector.check(out.loss, "max_margin_loss")
     vector.check(image_BD.grad, "max_margin_grad_image")
@@ -63,7 +68,7 @@ def test_mm_ts_max_margin_matches_the_published_code(number, dtype):
 
 @pytest.mark.parametrize("number", range(2))
 @pytest.mark.parametrize("temperature_kind", ["number", "learnable", "per sample"])
-def test_info_nce_matches_open_clip(number, temperature_kind, dtype):
+def test_info_nce_matches_open_clip(number, temperature_kind, impl, dtype):
     vector = Vector(f"base_{number}", dtype)
     image_BD, text_BD = vector.leaf("image"), vector.leaf("text")
     temperature = vector.number("temperature")
@@ -71,7 +76,7 @@ def test_info_nce_matches_open_clip(number, temperature_kind, dtype):
         temperature = torch.tensor(temperature, dtype=dtype, requires_grad=True)
     elif temperature_kind == "per sample":
         temperature = torch.full((len(image_BD),), temperature, dtype=dtype)
-    out = info_nce(image_BD, text_BD, temperature=temperature)
+    out = info_nce(image_BD, text_BD, temperature=temperature, impl=impl)
     out.loss.backward()
     vector.check(out.loss, "infonce_loss")
     vector.check(image_BD.grad, "infonce_grad_image")
@@ -79,11 +84,11 @@ def test_info_nce_matches_open_clip(number, temperature_kind, dtype):
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_siglip_matches_open_clip(number, dtype):
+def test_siglip_matches_open_clip(number, impl, dtype):
     vector = Vector(f"base_{number}", dtype)
     for temperature in (vector.number("temperature"), vector.tensor("temperature").expand(len(vector.arrays["image"]))):
         image_BD, text_BD = vector.leaf("image"), vector.leaf("text")
-        out = siglip(image_BD, text_BD, temperature=temperature, bias=vector.number("siglip_bias"))
+        out = siglip(image_BD, text_BD, temperature=temperature, bias=vector.number("siglip_bias"), impl=impl)
         out.loss.backward()
         vector.check(out.loss, "siglip_loss")
         vector.check(image_BD.grad, "siglip_grad_image")
@@ -91,22 +96,22 @@ def test_siglip_matches_open_clip(number, dtype):
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_max_margin_matches_avion_and_its_adaptive_form_egovlp(number, dtype):
+def test_max_margin_matches_avion_and_its_adaptive_form_egovlp(number, impl, dtype):
     vector = Vector(f"base_{number}", dtype)
     image_BD, text_BD = vector.leaf("image"), vector.leaf("text")
-    out = max_margin(normalize(image_BD), normalize(text_BD), margin=vector.number("margin"))
+    out = max_margin(normalize(image_BD), normalize(text_BD), margin=vector.number("margin"), impl=impl)
     out.loss.backward()
     vector.check(out.loss, "max_margin_loss")
     vector.check(image_BD.grad, "max_margin_grad_image")
     vector.check(text_BD.grad, "max_margin_grad_text")
     adaptive = max_margin(
-        image_BD, text_BD, margin=vector.number("adaptive_gamma"), relevance_B=vector.tensor("relevance")
+        image_BD, text_BD, margin=vector.number("adaptive_gamma"), relevance_B=vector.tensor("relevance"), impl=impl
     )
     vector.check(adaptive.loss, "adaptive_max_margin_loss")
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_adapacse_branches_match_the_published_code(number, dtype):
+def test_adapacse_branches_match_the_published_code(number, impl, dtype):
     vector = Vector(f"kdmcse_{number}", dtype)
     views = [vector.leaf("student_view1"), vector.leaf("student_view2")]
     heads = [vector.leaf("image_head"), vector.leaf("text_head")]
@@ -126,6 +131,7 @@ def test_adapacse_branches_match_the_published_code(number, dtype):
                 angular_margin=vector.number("angular_margin"),
                 filter_threshold=vector.number("filter_threshold") if vector.arrays["filter_on"] else None,
                 directions="image_to_text",
+                impl=impl,
             )
             for view_BD in views
         ]
@@ -143,28 +149,31 @@ def test_adapacse_branches_match_the_published_code(number, dtype):
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_one_direction_is_simcse(number, dtype):
+def test_one_direction_is_simcse(number, impl, dtype):
     vector = Vector(f"kdmcse_{number}", dtype)
     out = info_nce(
         normalize(vector.leaf("simcse_view1")),
         normalize(vector.leaf("simcse_view2")),
         temperature=vector.number("temperature"),
         directions="image_to_text",
+        impl=impl,
     )
     vector.check(out.loss, "simcse_loss")
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_regularized_info_nce_matches_the_published_definitions(number, dtype):
+def test_regularized_info_nce_matches_the_published_definitions(number, impl, dtype):
     vector = Vector(f"reg_{number}", dtype)
     image_BD, text_BD = vector.leaf("image"), vector.leaf("text")
     temperature = vector.number("temperature")
-    out = regularized_info_nce(image_BD, text_BD, temperature=temperature)
+    out = regularized_info_nce(image_BD, text_BD, temperature=temperature, impl=impl)
     vector.check(out.loss, "total")
     for name in ("alignment", "uniformity", "cross_uniformity"):
         vector.check(out.stats[name], name)
     off = dict.fromkeys(("alignment_weight", "uniformity_weight", "cross_uniformity_weight"), 0.0)
-    vector.check(regularized_info_nce(image_BD, text_BD, temperature=temperature, **off).loss, "infonce_loss")
+    vector.check(
+        regularized_info_nce(image_BD, text_BD, temperature=temperature, impl=impl, **off).loss, "infonce_loss"
+    )
 
 
 # --- naive double loops -----------------------------------------------------------------------------------------------
@@ -237,20 +246,6 @@ def test_info_nce_is_its_formula_for_every_combination_of_options(kind, ways):
             temperature = torch.linspace(0.2, 0.5, SIZE, dtype=torch.float64)[: SIZE if shape else 1].reshape(shape)
             temperature_B = temperature.requires_grad_().expand(SIZE)
             leaves.append(temperature)
-        out = info_nce(
-            image_BD,
-            text_BD,
-            temperature=temperature,
-            ids_B=ids_B,
-            teacher_BE=teacher_BE,
-            generator=torch.Generator().manual_seed(3),
-            r_mix=r_mix,
-            mix_mode=mode,
-            angular_margin=margin,
-            filter_threshold=threshold,
-            angle_edge=edge,
-            directions=ways,
-        )
         drawn = r_mix > 0 and mode == "replace"
         expected = naive_info_nce(
             image_BD,
@@ -265,10 +260,27 @@ def test_info_nce_is_its_formula_for_every_combination_of_options(kind, ways):
             ids_B=ids_B,
             ways=ways,
         )
-        case = (r_mix, mode, margin, edge, threshold, ids_B is not None)
-        assert out.loss.item() == pytest.approx(expected.item(), rel=1e-12), case
-        for actual, reference in zip(torch.autograd.grad(out.loss, leaves), torch.autograd.grad(expected, leaves)):
-            torch.testing.assert_close(actual, reference, rtol=1e-9, atol=1e-11, msg=str(case))
+        references = torch.autograd.grad(expected, leaves)
+        for form in ("dense", "cached", "stream"):
+            out = info_nce(
+                image_BD,
+                text_BD,
+                temperature=temperature,
+                ids_B=ids_B,
+                teacher_BE=teacher_BE,
+                generator=torch.Generator().manual_seed(3),
+                r_mix=r_mix,
+                mix_mode=mode,
+                angular_margin=margin,
+                filter_threshold=threshold,
+                angle_edge=edge,
+                directions=ways,
+                impl=form,
+            )
+            case = (form, r_mix, mode, margin, edge, threshold, ids_B is not None)
+            assert out.loss.item() == pytest.approx(expected.item(), rel=1e-12), case
+            for actual, reference in zip(torch.autograd.grad(out.loss, leaves), references):
+                torch.testing.assert_close(actual, reference, rtol=1e-9, atol=1e-11, msg=str(case))
 
 
 def test_the_lattice_reaches_both_sides_of_the_angular_edge_and_of_the_filter():
@@ -473,7 +485,8 @@ def test_stats_are_detached_and_can_be_skipped():
 # --- hazards ----------------------------------------------------------------------------------------------------------
 
 
-def every_loss(image_BD, text_BD, **common):
+def every_loss(image_BD, text_BD, impl="auto", **common):
+    small, common = common, {**common, "impl": impl}
     size, dtype = len(image_BD), torch.float64 if image_BD.dtype == torch.float64 else torch.float32
     generator = torch.Generator().manual_seed(0)
     teacher_BE = rows(3, size, 4).to(dtype)
@@ -500,15 +513,15 @@ def every_loss(image_BD, text_BD, **common):
     both = {**everything, "teacher_BE": (teacher_BE, teacher_BE.flip(0)), "filter_threshold_image": 0.3}
     for labels in ("code", "paper"):
         yield labels, info_nce(image_BD, text_BD, temperature=0.05, soft_labels=labels, **both, **common)
-    yield "arccon", arccon(image_BD, text_BD, temperature=0.05, **common)
-    yield "sms", sms(image_BD, text_BD, margin=0.6, **common)
+    yield "arccon", arccon(image_BD, text_BD, temperature=0.05, **small)
+    yield "sms", sms(image_BD, text_BD, margin=0.6, **small)
     for negatives in ("hardest", "semi_hard"):
-        yield negatives, triplet(image_BD, text_BD, margin=0.2, negatives=negatives, **common)
+        yield negatives, triplet(image_BD, text_BD, margin=0.2, negatives=negatives, **small)
     place_B = torch.arange(size)
     state = isogclr_state(size, size)
     yield (
         "isogclr",
-        isogclr(image_BD, text_BD, temperature=0.01, state=state, image_B=place_B, text_B=place_B, **common),
+        isogclr(image_BD, text_BD, temperature=0.01, state=state, image_B=place_B, text_B=place_B, **small),
     )
 
 
@@ -529,12 +542,12 @@ def hazards(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_losses_and_gradients_are_finite_everywhere(dtype):
+def test_losses_and_gradients_are_finite_everywhere(dtype, impl):
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     for case, image_BD, text_BD in hazards(wide):
         leaves = [x.detach().to(dtype).clone().requires_grad_() for x in (image_BD, text_BD)]
         for ids_B in (None, torch.arange(len(image_BD)) // 2, torch.zeros(len(image_BD), dtype=torch.int64)):
-            for name, out in every_loss(*leaves, ids_B=ids_B):
+            for name, out in every_loss(*leaves, impl=impl, ids_B=ids_B):
                 assert torch.isfinite(out.loss), (case, name)
                 assert out.loss.dtype == wide
                 assert all(math.isfinite(v) for v in out.stats.values()), (case, name)
@@ -544,7 +557,7 @@ def test_losses_and_gradients_are_finite_everywhere(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_saturated_positive_still_learns(dtype):
+def test_a_saturated_positive_still_learns(dtype, impl):
     """arccos of a value clamped to +-1 has gradient 0 or NaN there: pytorch issue 8069."""
     image_BD = rows(0, 8, 16, dtype=torch.float32).to(dtype)
     text_BD = image_BD.roll(1, dims=0)  # every negative of one anchor is its exact copy
@@ -552,7 +565,7 @@ def test_a_saturated_positive_still_learns(dtype):
     exact = [x.detach().double().requires_grad_() for x in leaves]
     teacher_BE = rows(3, 8, 4, dtype=torch.float64)
     for edge in ("gate", "floor"):
-        options = {"temperature": 0.05, "angular_margin": 0.15, "angle_edge": edge}
+        options = {"temperature": 0.05, "angular_margin": 0.15, "angle_edge": edge, "impl": impl}
         out = info_nce(*leaves, teacher_BE=teacher_BE.float(), **options)
         reference = info_nce(*exact, teacher_BE=teacher_BE, **options)
         for actual, expected in zip(torch.autograd.grad(out.loss, leaves), torch.autograd.grad(reference.loss, exact)):
@@ -561,28 +574,30 @@ def test_a_saturated_positive_still_learns(dtype):
             assert (actual.double() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-def test_half_precision_inputs_are_widened():
+def test_half_precision_inputs_are_widened(impl):
     image_BD, text_BD = (x.detach() for x in pair(0, 64, 32, dtype=torch.float32))
     for dtype in (torch.bfloat16, torch.float16):
         narrow = [x.to(dtype) for x in (image_BD, text_BD)]
-        for (name, out), (_, reference) in zip(every_loss(*narrow), every_loss(*(x.double() for x in narrow))):
+        for (name, out), (_, reference) in zip(
+            every_loss(*narrow, impl=impl), every_loss(*(x.double() for x in narrow))
+        ):
             assert out.loss.item() == pytest.approx(reference.loss.item(), rel=2e-5, abs=1e-6), name
 
 
-def test_autocast_does_not_reach_the_loss():
+def test_autocast_does_not_reach_the_loss(impl):
     image_BD, text_BD = pair(0, 64, 32, dtype=torch.float32)
-    plain = {name: out.loss for name, out in every_loss(image_BD, text_BD)}
+    plain = {name: out.loss for name, out in every_loss(image_BD, text_BD, impl=impl)}
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        for name, out in every_loss(image_BD, text_BD):
+        for name, out in every_loss(image_BD, text_BD, impl=impl):
             assert out.loss.dtype == torch.float32, name
             assert out.loss.item() == plain[name].item(), name
             actual, expected = (torch.autograd.grad(loss, image_BD)[0] for loss in (out.loss, plain[name]))
             assert torch.equal(actual, expected), name
 
 
-def test_one_pair_has_no_negatives():
+def test_one_pair_has_no_negatives(impl):
     image_BD, text_BD = pair(0, 1, 4)
-    for name, out in every_loss(image_BD, text_BD):
+    for name, out in every_loss(image_BD, text_BD, impl=impl):
         if name not in ("siglip", "regularized"):
             assert out.loss.item() == 0, name
             assert all(torch.count_nonzero(g) == 0 for g in torch.autograd.grad(out.loss, [image_BD, text_BD])), name
@@ -590,10 +605,10 @@ def test_one_pair_has_no_negatives():
     assert regularized.loss.item() == pytest.approx((image_BD - text_BD).square().sum().item())
 
 
-def test_not_a_number_is_not_hidden():
+def test_not_a_number_is_not_hidden(impl):
     image_BD, text_BD = (x.detach().clone() for x in pair(0, 6, 4))
     image_BD[2, 1] = math.nan
-    for name, out in every_loss(image_BD, text_BD):
+    for name, out in every_loss(image_BD, text_BD, impl=impl):
         assert torch.isnan(out.loss), name
 
 

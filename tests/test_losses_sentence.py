@@ -20,6 +20,11 @@ def dtype(request):
     return request.param
 
 
+@pytest.fixture(params=["dense", "cached", "stream"])
+def impl(request):
+    return request.param
+
+
 def units(vector, *names):
     """Leaves, and their unit rows: the published classes normalise inside."""
     leaves = [vector.leaf(name) for name in names]
@@ -28,7 +33,7 @@ def units(vector, *names):
 
 @pytest.mark.parametrize("number", range(4))
 @pytest.mark.parametrize("branches", ["sum", "mean"])
-def test_kdmcse_total_matches_the_published_code(number, branches, dtype):
+def test_kdmcse_total_matches_the_published_code(number, branches, impl, dtype):
     vector = Vector(f"kdmcse_{number}", dtype)
     leaves, rows_ = units(
         vector, "simcse_view1", "simcse_view2", "student_view1", "student_view2", "image_head", "text_head"
@@ -46,6 +51,7 @@ def test_kdmcse_total_matches_the_published_code(number, branches, dtype):
         filter_source="code",
         grounding_weight=weight,
         branches=branches,
+        impl=impl,
     )
     weight *= 0.5 if branches == "mean" else 1
     expected = vector.number("simcse_loss") + weight * vector.number("inter_loss")
@@ -67,18 +73,18 @@ def test_kdmcse_total_matches_the_published_code(number, branches, dtype):
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_simcse_mcse_and_arccon_match_the_published_code(number, dtype):
+def test_simcse_mcse_and_arccon_match_the_published_code(number, impl, dtype):
     vector = Vector(f"sentence_{number}", dtype)
     names = ("view1", "view2", "grounded1", "grounded2", "image")
     temperature = vector.number("temperature")
     _, rows_ = units(vector, *names)
-    out = mcse(*rows_, temperature=temperature, grounding_weight=0.3)
+    out = mcse(*rows_, temperature=temperature, grounding_weight=0.3, impl=impl)
     expected = vector.number("simcse_loss") + 0.3 * vector.number("mcse_inter_loss")
     assert out.loss.item() == pytest.approx(expected, rel=DTYPES[dtype], abs=DTYPES[dtype])
     exact, m = dtype == torch.float64, vector.number("positive_margin")
     for loss, prefix in (
         (lambda a, b: arccon(a, b, temperature=temperature, positive_margin=m, directions="image_to_text"), "arccon"),
-        (lambda a, b: simcse(a, b, temperature=temperature, text_margin=0.15), "simcse_margin"),
+        (lambda a, b: simcse(a, b, temperature=temperature, text_margin=0.15, impl=impl), "simcse_margin"),
     ):
         leaves, views = units(vector, "view1", "view2")
         value = loss(*views).loss
