@@ -116,8 +116,8 @@ def _all_rows(pair: tuple[Tensor, Tensor] | None, shard: Shard) -> tuple[Tensor,
     """Teacher rows of all workers; two that are one tensor stay one, which halves the walk."""
     if pair is None:
         return None
-    rows_BE = shard.gather(pair[0])
-    return rows_BE, rows_BE if pair[1] is pair[0] else shard.gather(pair[1])
+    rows_BE = shard.gather(pair[0].detach())
+    return rows_BE, rows_BE if pair[1] is pair[0] else shard.gather(pair[1].detach())
 
 
 def _softmax_form(impl: str, shard: Shard, like_BD: Tensor, copies: float) -> str:

@@ -2,7 +2,7 @@
 
 Every collective here is linear, and gradients follow DistributedDataParallel's convention: each worker returns W times
 its share of the whole batch's gradient, so that DDP's mean over W workers is the gradient of one process with all rows.
-Shards may be uneven, as in the last batch of an epoch; none may be empty on all workers.
+Shards may be uneven, as in the last batch of an epoch.
 
 Shapes: b rows of this worker, B rows of all, D columns, W workers.
 """
