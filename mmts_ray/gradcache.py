@@ -45,7 +45,8 @@ def chunked_step(
     Mixed precision: an autocast around the call acts on both passes as on one, and `scale` (a GradScaler's `scale`) is
     applied to the loss before its backward. On several workers `encode` may be a DistributedDataParallel module: its
     gradients are reduced once, with the last chunk. For several such modules give `no_sync`, a context that holds all
-    of them back. The number of chunks may differ between workers as long as the module broadcasts no buffers.
+    of them back. A parameter that only the objective uses stays outside of such a module, or is returned by `encode`.
+    The number of chunks may differ between workers as long as the module broadcasts no buffers.
 
     Memory: activations of one chunk, the embeddings and their gradient. Raises ValueError on a chunk below 1, rows that
     do not fit each other, and a batch normalisation in training mode. Reference: arXiv:2101.06983.
@@ -64,7 +65,8 @@ def chunked_step(
     with torch.no_grad(), held_back(), _no_batch_statistics():
         for piece in pieces:
             states.append(_random_state(generators))
-            parts.append(_tuple(encode(_part(batch, piece))))
+            # copies: a view, such as the first token's, would keep the chunk's whole output alive
+            parts.append([column.clone() for column in _tuple(encode(_part(batch, piece)))])
     embeddings = [
         (torch.cat(column) if column[0].ndim else column[0]).detach().requires_grad_()
         for column in zip(*parts, strict=True)

@@ -42,8 +42,9 @@ def arccon(
     Same-id pairs are not negatives.
 
     Units: m in radian, t_i and cosines dimensionless. Stats: temperature_min, _mean, _max; same_id_share.
-    Matched against the (unused) calculate_arccos1 of duyngtr16061999/KDMCSE, which is ArcCSE's form. Raises ValueError
-    on shapes that do not fit, an unknown choice, and a temperature that is not positive.
+    Matched against the (unused) calculate_arccos1 of duyngtr16061999/KDMCSE, which is ArcCSE's form (vectors
+    sentence_*.npz). Raises ValueError on shapes that do not fit, an unknown choice, and a temperature that is not
+    positive.
     Reference: Zhang et al., ACL 2022, https://aclanthology.org/2022.acl-long.336.
     """
     import torch

@@ -27,8 +27,10 @@ def max_margin(
 
     m_i is the anchor's margin in both directions; it comes from the schedule. With `relevance_B` in [0, 1] (how well
     the sampled caption fits: EgoVLP's adaptive multi-instance form, whose published margin is 0.4) it is relevance_i
-    times that. Same-id pairs leave both the sum and the count.
+    times that, a constant to the gradient. Same-id pairs leave both the sum and the count. On several workers (`group`)
+    all inputs are this worker's rows.
 
+    Units: margins and cosines are dimensionless, margin_i of shape (), (B,) or a number.
     Stats: active_hinge_share of the terms above 0; margin_min, _mean, _max; same_id_share of the B(B-1) ordered pairs.
     Matched against SergShel/MM-TS MMTSMaxMarginRankingLoss, AVION's max-margin with fix_norm (margin 0.2) and EgoVLP's
     adaptive max-margin. Raises ValueError on shapes that do not fit, and on a margin that asks for a gradient: the

@@ -39,7 +39,7 @@ def mcse(
     Rows of one id are not each other's negatives. With grounding_weight 0 it is SimCSE on the same batch.
 
     A function, not in LOSSES: it needs two views and two heads. Stats: simcse, grounding (unweighted), same_id_share.
-    Written after uds-lsv/MCSE, src/model.py; tested against enumeration. Raises ValueError as `simcse` does.
+    Matched against uds-lsv/MCSE MCSE.compute_loss (vectors sentence_*.npz). Raises ValueError as `simcse` does.
     Reference: arXiv:2204.10931.
     """
     import torch

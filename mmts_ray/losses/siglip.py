@@ -31,7 +31,9 @@ def siglip(
 
     `bias` may be a 0-d tensor and then has a gradient. A temperature per pair (ours; the paper has one number) is
     used anchor-wise: the loss is the mean of the two matrices s_ij / t_i and s_ij / t_j. Same-id pairs leave the sum.
+    On several workers (`group`) all inputs but the bias and a single temperature are this worker's rows.
 
+    Units: temperature, bias and cosines are dimensionless.
     Stats: temperature_min, _mean, _max; same_id_share of the B(B-1) ordered pairs.
     Matched against open_clip's SigLipLoss. Raises ValueError on shapes that do not fit.
     Reference: arXiv:2303.15343.
