@@ -157,6 +157,28 @@ def test_temperatures_part_and_stay_in_their_range():
     assert out.stats["temperature_min"] < out.stats["temperature_max"]
 
 
+@pytest.mark.parametrize(("rho", "all_fall"), [(2.2, True), (0.5, False)])
+def test_a_rho_above_the_log_of_the_negatives_lets_every_temperature_fall(rho, all_fall):
+    assert (rho > math.log(8)) == all_fall
+    image_BD, text_BD = (x.detach() for x in pair(0, 9, 4))
+    state, place_B = fresh(9, 9), torch.arange(9)
+    for _ in range(100):
+        out = isogclr(
+            image_BD,
+            text_BD,
+            temperature=0.05,
+            state=state,
+            image_B=place_B,
+            text_B=place_B,
+            rho=rho,
+            mass_rate=1.0,
+            mass_floor="paper",
+        )
+        advance(state, out.changes)
+    tau = torch.cat([state["image_temperature"], state["text_temperature"]])
+    assert bool((tau == 0.005).all()) == all_fall
+
+
 @pytest.mark.parametrize("mass_floor", ["code", "paper"])
 def test_a_sample_whose_cosines_fall_far_fades_with_the_floor_of_the_code_only(mass_floor):
     place_B = torch.arange(8)

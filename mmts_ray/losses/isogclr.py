@@ -89,6 +89,10 @@ def isogclr(
     in it, and not written: the new values are in `LossOut.changes`, for `advance`, so the loss is a function of state
     and batch. On several workers every worker holds the whole state and gets the changes of the whole batch.
 
+    Choosing rho. Where G_i = g_i, slope_i = rho - (log(B - 1) - H), H in [0, log(B - 1)] the entropy of the weights:
+    with rho above log(B - 1), as the published 8 is for batches below 2,982, every temperature falls to tau_low, and
+    only the code's floor and its memory hold any up.
+
     Floor. The code adds a floor to G that the paper lacks, 1e-14 times the largest e^{d_ij/t_i} that the sample has
     ever had (1 at least): once all its negatives lie 32 t_i below the positive, or below its earlier ones, its weights
     fade and it stops learning. `code`, the default, keeps that; `paper` does not. G itself is kept as a logarithm,
