@@ -167,9 +167,6 @@ def _check_together(values: Mapping[str, Any]) -> None:
         low, init, high = (values[f"schedule.{k}"] for k in ("low", "init", "high"))
         if not low <= init <= high:
             raise ValueError(f"schedule.init: {init} is outside [low, high] = [{low}, {high}]")
-    low, high = (values.get(f"loss.tau_{end}") for end in ("low", "high"))
-    if low is not None and high is not None and low > high:
-        raise ValueError(f"loss.tau_low: {low} is above loss.tau_high {high}; legal is at most that")
     encoders = [values.get(f"model.{side}_encoder") for side in ("image", "text")]
     if values.get("loss.soft_labels") == "paper" and values["data.name"] != "features" and encoders[0] != encoders[1]:
         raise ValueError(

@@ -79,7 +79,7 @@ def test_two_steps_are_the_formula(ids_B, per_sample, mass_floor):
             mass_rate=mass_rate,
             slope_rate=slope_rate,
             tau_low=low,
-            tau_high=high,
+            tau_span=high / low,
             mass_floor=mass_floor,
         )
         expected, objective = 0.0, 0.0
@@ -124,7 +124,6 @@ def test_without_memory_the_gradient_is_that_of_the_robust_objective():
         image_B=place_B,
         text_B=place_B,
         mass_rate=1.0,
-        tau_high=0.05,
     )
     s_BB = image_BD @ text_BD.T
     objective = 0.0
@@ -231,7 +230,7 @@ def test_refusals():
     for extra, message in (
         ({"temperature": torch.tensor(0.1, requires_grad=True)}, "learns its temperatures itself"),
         ({"temperature": 0.0}, "legal is above 0"),
-        ({"temperature": 0.1, "tau_low": 0.2, "tau_high": 0.1}, r"tau_low: 0\.2 is above tau_high 0\.1"),
+        ({"temperature": 0.1, "mass_floor": "none"}, "legal is one of code, paper"),
     ):
         with pytest.raises(ValueError, match=message):
             isogclr(image_BD, text_BD, **options, **extra)

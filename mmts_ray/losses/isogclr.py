@@ -66,9 +66,9 @@ def isogclr(
     tau_low: Annotated[
         float, Float(1e-4, 10, log=True, doc="temperatures are clamped from below", source=CODE)
     ] = 0.005,
-    tau_high: Annotated[
-        float, Float(1e-4, 10, log=True, doc="temperatures are clamped from above", source=CODE)
-    ] = 0.05,
+    tau_span: Annotated[
+        float, Float(1, 1e4, log=True, doc="the highest temperature over the lowest, tau_low", source=CODE)
+    ] = 10.0,
     mass_floor: Annotated[str, MASS_FLOOR] = "code",
 ) -> LossOut:
     """iSogCLR: the robust global contrastive loss with a learned temperature per image and per caption.
@@ -81,9 +81,10 @@ def isogclr(
         slope_i = log(G_i / (B - 1)) + rho - sum_j w_ij d_ij/t_i,  clamped to [-5, 5]
         v_i <- (1 - slope_rate) v_i + slope_rate slope_i,   t_i <- clamp(t_i - step_size v_i, tau_low, tau_high)
 
-    L's gradient is that of the objective, t_i log(G_i / (B - 1)); its value is not, and may be negative. `temperature`,
-    the schedule's value, is where a sample starts when it is first seen (published: 0.01), clamped to the same range;
-    it has no gradient. Same-id pairs are not negatives, and B - 1 is then the number of those left.
+    with tau_high = tau_low tau_span (published: 0.005 to 0.05). L's gradient is that of the objective,
+    t_i log(G_i / (B - 1)); its value is not, and may be negative. `temperature`, the schedule's value, is where a
+    sample starts when it is first seen (published: 0.01), clamped to the same range; it has no gradient. Same-id pairs
+    are not negatives, and B - 1 is then the number of those left.
 
     `state` (see `isogclr_state`) is read at rows image_B and text_B (B), the places of the batch's images and captions
     in it, and not written: the new values are in `LossOut.changes`, for `advance`, so the loss is a function of state
@@ -102,7 +103,7 @@ def isogclr(
     Units: temperatures, cosines and slopes dimensionless. Stats: temperature_min, _mean, _max over the batch's images
     and captions, as used; objective, mean t_i (log(G_i / (B - 1)) + rho) over both.
     Matched against zhqiu/contrastive-learning-iSogCLR iSogCLR_Loss over several steps (vectors isogclr_*.npz). Raises
-    ValueError on shapes that do not fit, tau_low above tau_high, and a temperature that asks for a gradient.
+    ValueError on shapes that do not fit, an unknown choice, and a temperature that asks for a gradient.
     Reference: arXiv:2305.11965.
     """
     import torch
@@ -113,8 +114,7 @@ def isogclr(
     checked_choice(mass_floor=(mass_floor, MASS_FLOOR))
     if getattr(temperature, "requires_grad", False):
         raise ValueError("loss.isogclr: learns its temperatures itself; legal is a schedule that is constant or cosine")
-    if tau_low > tau_high:
-        raise ValueError(f"loss.tau_low: {tau_low:g} is above tau_high {tau_high:g}; legal is at most that")
+    tau_high = tau_low * tau_span
     changes: dict[str, tuple[Tensor, Tensor]] = {}
     with torch.autocast(image_BD.device.type, enabled=False):
         image_BD, text_BD = kernels.at_least_float32(image_BD, text_BD)
