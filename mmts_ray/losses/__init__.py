@@ -13,8 +13,8 @@ negatives: its softmax and hinge losses are 0 with zero gradients. NaN in, NaN o
 
 `group` is a torch.distributed process group: tensors with a B are then this worker's share, of any size, and the loss
 and, after the mean over workers that data parallelism takes, every gradient are those of the whole batch in one
-process. `impl` says how a loss with a kernel is computed, never what; arccon, isogclr, sms and triplet have none and hold
-a few (B, B) matrices.
+process. `impl` says how a loss with a kernel is computed, never what; arccon, isogclr, sms and triplet have none and
+hold a few (B, B) matrices.
 
 LOSSES can be searched, by `loss.name`, on any image-text data. `simcse`, `mcse`, `kdmcse` and `n_pair` are losses of
 the same shape that need other inputs: two views of a sentence, several heads, rows that are not unit rows.
