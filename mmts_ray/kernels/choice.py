@@ -4,14 +4,14 @@ Shapes: B batch, D embedding, E teacher features.
 """
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mmts_ray.kernels import dense
+from mmts_ray.kernels import dense, pairs
 from mmts_ray.kernels.masks import mix_codes, mix_key, same_id, same_id_pairs
-from mmts_ray.kernels.pairs import Hinge, Potential, Sigmoid
 from mmts_ray.kernels.softmax import Case, Softmax
 from mmts_ray.kernels.workers import Shard, gather_rows, shard_of
 
@@ -150,7 +150,8 @@ def hinge_loss(
         rows = [gather_rows(x, group) for x in (image_BD, text_BD, margin_B)]
         return dense.hinge_loss(rows[0], rows[1], rows[2], drop_BB=_dropped(drop_BB, ids_B))
     terms = _terms(image_BD, shard, ids_B).clamp(min=1)
-    total, active = Hinge.apply(image_BD, text_BD, margin_B, shard, _compared(ids_B, image_BD))
+    walk = partial(pairs.hinge, shard=shard, ids_B=_compared(ids_B, image_BD))
+    total, active = pairs.Pairs.apply(walk, shard.workers, image_BD, text_BD, margin_B.detach())
     return total / terms, active / terms
 
 
@@ -175,7 +176,8 @@ def sigmoid_loss(
         image_BD, text_BD = gather_rows(image_BD, group), gather_rows(text_BD, group)
         return dense.sigmoid_loss(image_BD, text_BD, temperature, bias, drop_BB=_dropped(drop_BB, ids_B))
     bias = torch.as_tensor(bias, dtype=image_BD.dtype, device=image_BD.device)
-    total = Sigmoid.apply(image_BD, text_BD, temperature, bias, shard, _compared(ids_B, image_BD))
+    walk = partial(pairs.sigmoid, shard=shard, ids_B=_compared(ids_B, image_BD))
+    (total,) = pairs.Pairs.apply(walk, shard.workers, image_BD, text_BD, temperature, bias)
     return total / shard.batch
 
 
@@ -195,9 +197,10 @@ def potential_loss(
         x_BD = gather_rows(x_BD, group)
         cosine_BB = dense.gram(x_BD) if y_BD is None else x_BD @ gather_rows(y_BD, group).T
         return dense.log_potential(cosine_BB, drop_BB=_dropped(None, ids_B))
-    pairs = _terms(x_BD, shard, ids_B) / 2
-    mean = Potential.apply(x_BD, y_BD, shard, _compared(ids_B, x_BD)) / pairs.clamp(min=1)
-    return torch.where(pairs > 0, mean, 1.0).log()
+    walk = partial(pairs.potential, shard=shard, ids_B=_compared(ids_B, x_BD))
+    (total,) = pairs.Pairs.apply(walk, shard.workers, x_BD, y_BD)
+    terms = _terms(x_BD, shard, ids_B) / 2
+    return torch.where(terms > 0, total / terms.clamp(min=1), 1.0).log()
 
 
 def _terms(like_BD: Tensor, shard: Shard, ids_B: Tensor | None) -> Tensor:

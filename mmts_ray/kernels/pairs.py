@@ -7,7 +7,7 @@ Shapes: B batch of all workers, b rows of this worker, D embedding, R and C a ti
 whole batch.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,9 @@ from mmts_ray.kernels.masks import FLOOR, LOG2E
 from mmts_ray.kernels.tiles import Workspace, diagonal, rectangle, triangle
 from mmts_ray.kernels.workers import Shard
 
+Needs = Sequence[bool]
+Walk = Callable[..., tuple[tuple[Tensor, ...], list[Tensor | None]]]
+
 
 class _Sweep:
     """One walk over the cosines of own rows against all columns, and the gradients that it gathers.
@@ -26,9 +29,7 @@ class _Sweep:
     `folded`: x against itself, alone; half of the matrix is walked, and what is gathered counts half.
     """
 
-    def __init__(
-        self, shard: Shard, x_bD: Tensor, y_bD: Tensor | None, ids_B: Tensor | None, needs: tuple[bool, bool]
-    ) -> None:
+    def __init__(self, shard: Shard, x_bD: Tensor, y_bD: Tensor | None, ids_B: Tensor | None, needs: Needs) -> None:
         self.shard, self.ids_B, self.rows_bD = shard, ids_B, x_bD
         self.within = y_bD is None
         self.folded = self.within and shard.group is None
@@ -69,113 +70,115 @@ class _Sweep:
         return x_bD[R.start - self.shard.start : R.stop - self.shard.start]
 
 
-class Hinge(Function):
-    """Sum of [m_i - s_ii + s_ij]_+ and [m_i - s_ii + s_ji]_+ over i != j, and the number of these terms above 0."""
+class Pairs(Function):
+    """A sum over pairs whose gradients its own walk forms: `walk(needs, *inputs)` gives outputs and gradients.
+
+    Only the first output has a gradient. Gradients are handed out once, without a copy; a second backward walks again.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, image_bD: Tensor, text_bD: Tensor, margin_b: Tensor, shard: Shard, ids_B: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        needs = ctx.needs_input_grad[:2]
-        own_edge_b = torch.linalg.vecdot(image_bD, text_bD) - margin_b
-        edge_B = shard.gather(own_edge_b)
-        active_2B = edge_B.new_zeros(2, shard.batch)
-        total = edge_B.new_zeros(())
-        sweep = _Sweep(shard, image_bD, text_bD, ids_B, needs)
-        for R, C, s_RC in sweep:
-            size = s_RC.shape
-            over_RC = torch.sub(s_RC, edge_B[R, None], out=sweep.work("g", *size)).clamp_(min=0)
-            total += over_RC.sum()
-            g_RC = over_RC.sign_()
-            active_2B[1, R] += g_RC.sum(1)
-            over_RC = s_RC.sub_(edge_B[None, C]).clamp_(min=0)
-            total += over_RC.sum()
-            active_RC = over_RC.sign_()
-            active_2B[0, C] += active_RC.sum(0)
-            sweep.pull(R, C, g_RC.add_(active_RC))
-        active = shard.sum(active_2B.sum())
-        if any(needs):
-            grad_image, grad_text = sweep.home()
-            count_b1 = (active_2B[1, shard.own] + shard.scatter_sum(active_2B[0])).unsqueeze(1)
-            if grad_image is not None:
-                grad_image.addcmul_(count_b1, text_bD, value=-1)
-            if grad_text is not None:
-                grad_text.addcmul_(count_b1, image_bD, value=-1)
-            ctx.save_for_backward(grad_image, grad_text)
-            ctx.workers = shard.workers
-        ctx.mark_non_differentiable(active)
-        return shard.sum(total), active
+    def forward(ctx: Any, walk: Walk, workers: int, *inputs: Tensor | None) -> tuple[Tensor, ...]:
+        outputs, ctx.grads = walk(ctx.needs_input_grad[2:], *inputs)
+        ctx.walk, ctx.workers = walk, workers
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(*outputs[1:])
+        return outputs
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grad * ctx.workers
-        return *(None if x is None else grad * x for x in ctx.saved_tensors), None, None, None
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        grads = ctx.grads or ctx.walk(ctx.needs_input_grad[2:], *ctx.saved_tensors)[1]
+        ctx.grads = None
+        scale = grad * ctx.workers
+        return None, None, *(None if one is None else one.mul_(scale) for one in grads)
 
 
-class Sigmoid(Function):
+def hinge(
+    needs: Needs,
+    image_bD: Tensor,
+    text_bD: Tensor,
+    margin_b: Tensor,
+    *,
+    shard: Shard,
+    ids_B: Tensor | None,
+) -> tuple[tuple[Tensor, Tensor], list[Tensor | None]]:
+    """Sum of [m_i - s_ii + s_ij]_+ and [m_i - s_ii + s_ji]_+ over i != j, and the number of these terms above 0."""
+    edge_B = shard.gather(torch.linalg.vecdot(image_bD, text_bD) - margin_b)
+    active_2B = edge_B.new_zeros(2, shard.batch)
+    total = edge_B.new_zeros(())
+    sweep = _Sweep(shard, image_bD, text_bD, ids_B, needs)
+    for R, C, s_RC in sweep:
+        over_RC = torch.sub(s_RC, edge_B[R, None], out=sweep.work("g", *s_RC.shape)).clamp_(min=0)
+        total += over_RC.sum()
+        g_RC = over_RC.sign_()
+        active_2B[1, R] += g_RC.sum(1)
+        over_RC = s_RC.sub_(edge_B[None, C]).clamp_(min=0)
+        total += over_RC.sum()
+        active_RC = over_RC.sign_()
+        active_2B[0, C] += active_RC.sum(0)
+        sweep.pull(R, C, g_RC.add_(active_RC))
+    outputs = shard.sum(total), shard.sum(active_2B.sum())
+    if not any(needs):
+        return outputs, []
+    grads = sweep.home()
+    count_b1 = (active_2B[1, shard.own] + shard.scatter_sum(active_2B[0])).unsqueeze(1)
+    for grad, other_bD in zip(grads, (text_bD, image_bD)):
+        if grad is not None:
+            grad.addcmul_(count_b1, other_bD, value=-1)
+    return outputs, [*grads, None]
+
+
+def sigmoid(
+    needs: Needs,
+    image_bD: Tensor,
+    text_bD: Tensor,
+    temperature: Tensor,
+    bias: Tensor,
+    *,
+    shard: Shard,
+    ids_B: Tensor | None,
+) -> tuple[tuple[Tensor], list[Tensor | None]]:
     """Sum over all pairs of -log sigmoid(y (s / t + bias)), y = 1 on the diagonal and else -1; same ids left out.
 
     A temperature per pair is its anchor's: the mean of both directions.
     """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        image_bD: Tensor,
-        text_bD: Tensor,
-        temperature: Tensor,
-        bias: Tensor,
-        shard: Shard,
-        ids_B: Tensor | None,
-    ) -> Tensor:
-        needs = ctx.needs_input_grad[:2]
-        per_pair = temperature.ndim == 1
-        scale_B = shard.gather(temperature.reciprocal()) if per_pair else temperature.reciprocal().expand(shard.batch)
-        # dL/d(1/t) of each anchor; without anchors, all of it is the rows'
-        slope_B = torch.zeros_like(scale_B)
-        bias_slope, total = scale_B.new_zeros(()), scale_B.new_zeros(())
-        overs, share = ((1, 0), 0.5) if per_pair else ((1,), 1.0)
-        sweep = _Sweep(shard, image_bD, text_bD, ids_B, needs)
-        for R, C, s_RC in sweep:
-            size = s_RC.shape
-            g_RC: Tensor | None = None
-            for over in overs:
-                A = R if over else C
-                scale = scale_B[A].unsqueeze(over)
-                z_RC = torch.mul(s_RC, scale, out=sweep.work("z", *size)).add_(bias)
-                total += share * _softplus_sum(z_RC, sweep.work("e", *size), sweep.work("w", *size))
-                one_RC = z_RC.sigmoid_().mul_(share)
-                bias_slope += one_RC.sum()
-                slope_B[A] += torch.mul(one_RC, s_RC, out=sweep.work("e", *size)).sum(over)
-                one_RC.mul_(scale)
-                g_RC = sweep.work("g", *size).copy_(one_RC) if g_RC is None else g_RC.add_(one_RC)
-            assert g_RC is not None
-            sweep.pull(R, C, g_RC)
-        positive_b = torch.linalg.vecdot(image_bD, text_bD)
-        own_scale_b = scale_B[shard.own]
-        z_b = positive_b * own_scale_b + bias
-        total -= torch.nn.functional.logsigmoid(z_b).sum()
-        away_b = -torch.sigmoid(-z_b)
-        slope_B[shard.own] += away_b * positive_b
-        bias_slope += away_b.sum()
-        if any(ctx.needs_input_grad):
-            grad_image, grad_text = sweep.home()
-            pull_b1 = (away_b * own_scale_b).unsqueeze(1)
-            if grad_image is not None:
-                grad_image.addcmul_(pull_b1, text_bD)
-            if grad_text is not None:
-                grad_text.addcmul_(pull_b1, image_bD)
-            slope = shard.scatter_sum(slope_B) * -(own_scale_b**2) if per_pair else -slope_B.sum() * scale_B[0] ** 2
-            ctx.save_for_backward(grad_image, grad_text, slope, bias_slope)
-            ctx.workers = shard.workers
-        return shard.sum(total)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grad * ctx.workers
-        return *(None if x is None else grad * x for x in ctx.saved_tensors), None, None
+    per_pair = temperature.ndim == 1
+    scale_B = shard.gather(temperature.reciprocal()) if per_pair else temperature.reciprocal().expand(shard.batch)
+    # d/d(1/t) of each anchor; without anchors, all of it is the rows'
+    slope_B = torch.zeros_like(scale_B)
+    bias_slope, total = scale_B.new_zeros(()), scale_B.new_zeros(())
+    overs, share = ((1, 0), 0.5) if per_pair else ((1,), 1.0)
+    sweep = _Sweep(shard, image_bD, text_bD, ids_B, needs)
+    for R, C, s_RC in sweep:
+        size = s_RC.shape
+        g_RC: Tensor | None = None
+        for over in overs:
+            A = R if over else C
+            scale = scale_B[A].unsqueeze(over)
+            z_RC = torch.mul(s_RC, scale, out=sweep.work("z", *size)).add_(bias)
+            total += share * _softplus_sum(z_RC, sweep.work("e", *size), sweep.work("w", *size))
+            one_RC = z_RC.sigmoid_().mul_(share)
+            bias_slope += one_RC.sum()
+            slope_B[A] += torch.mul(one_RC, s_RC, out=sweep.work("e", *size)).sum(over)
+            one_RC.mul_(scale)
+            g_RC = sweep.work("g", *size).copy_(one_RC) if g_RC is None else g_RC.add_(one_RC)
+        assert g_RC is not None
+        sweep.pull(R, C, g_RC)
+    positive_b = torch.linalg.vecdot(image_bD, text_bD)
+    own_scale_b = scale_B[shard.own]
+    z_b = positive_b * own_scale_b + bias
+    total -= torch.nn.functional.logsigmoid(z_b).sum()
+    if not any(needs):
+        return (shard.sum(total),), []
+    away_b = -torch.sigmoid(-z_b)
+    slope_B[shard.own] += away_b * positive_b
+    bias_slope += away_b.sum()
+    grads = sweep.home()
+    for grad, other_bD in zip(grads, (text_bD, image_bD)):
+        if grad is not None:
+            grad.addcmul_((away_b * own_scale_b).unsqueeze(1), other_bD)
+    slope = shard.scatter_sum(slope_B) * -(own_scale_b**2) if per_pair else -slope_B.sum() * scale_B[0] ** 2
+    return (shard.sum(total),), [*grads, slope, bias_slope]
 
 
 def _softplus_sum(z_RC: Tensor, spare_RC: Tensor, other_RC: Tensor) -> Tensor:
@@ -187,25 +190,17 @@ def _softplus_sum(z_RC: Tensor, spare_RC: Tensor, other_RC: Tensor) -> Tensor:
     return u_RC.add_(w_RC.log_()).sum() + torch.clamp(z_RC, min=0, out=other_RC).sum()
 
 
-class Potential(Function):
+def potential(
+    needs: Needs, x_bD: Tensor, y_bD: Tensor | None, *, shard: Shard, ids_B: Tensor | None
+) -> tuple[tuple[Tensor], list[Tensor | None]]:
     """Sum over i != j of exp(-2 |x_i - y_j|^2) = exp(4 x_i.y_j - 4); same ids left out, y = x when absent."""
-
-    @staticmethod
-    def forward(ctx: Any, x_bD: Tensor, y_bD: Tensor | None, shard: Shard, ids_B: Tensor | None) -> Tensor:
-        needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[0 if y_bD is None else 1])
-        sweep = _Sweep(shard, x_bD, y_bD, ids_B, needs)
-        total = x_bD.new_zeros(())
-        for R, C, s_RC in sweep:
-            g_RC = s_RC.sub_(1).mul_(4 * LOG2E).exp2_()
-            total += g_RC.sum() if R == C or not sweep.folded else 2 * g_RC.sum()
-            sweep.pull(R, C, g_RC)
-        if any(needs):
-            ctx.save_for_backward(*sweep.home())
-            ctx.slope = 4 * shard.workers * (2 if sweep.folded else 1)
-        return shard.sum(total)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad = grad * ctx.slope
-        return *(None if x is None else grad * x for x in ctx.saved_tensors), None, None
+    sweep = _Sweep(shard, x_bD, y_bD, ids_B, (needs[0], needs[0 if y_bD is None else 1]))
+    total = x_bD.new_zeros(())
+    for R, C, s_RC in sweep:
+        e_RC = s_RC.sub_(1).mul_(4 * LOG2E).exp2_()
+        total += e_RC.sum() if R == C or not sweep.folded else 2 * e_RC.sum()
+        sweep.pull(R, C, e_RC)
+    if not any(needs):
+        return (shard.sum(total),), []
+    slope = 8 if sweep.folded else 4
+    return (shard.sum(total),), [None if grad is None else grad.mul_(slope) for grad in sweep.home()]
