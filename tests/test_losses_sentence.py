@@ -315,6 +315,15 @@ def test_simcse_is_one_direction_with_a_fixed_margin(text_margin):
         assert out.loss.item() == pytest.approx(expected.item(), rel=1e-12)
 
 
+def test_a_view_within_the_margin_is_left_alone_or_stops_at_angle_0():
+    view_BD = torch.eye(2, 3, dtype=torch.float64)
+    view_BD[1] = torch.tensor([math.cos(0.2), math.sin(0.2), 0.0], dtype=torch.float64)
+    kept = {"gate": math.cos(0.2), "floor": 1.0}
+    for edge, cosine in kept.items():
+        out = simcse(view_BD, view_BD, temperature=0.5, text_margin=0.3, angle_edge=edge)
+        assert out.loss.item() == pytest.approx(math.log1p(math.exp((cosine - 1) / 0.5)), rel=1e-12)
+
+
 def test_gradients_by_finite_differences_embeddings_and_temperatures():
     views, teacher = heads()
     temperature = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
@@ -370,6 +379,9 @@ def test_soft_labels_follow_what_is_ranked():
             + naive_branch(text_BD, image_BD, 0.2, q_BB=q_BB, filter_BB=q_BB, threshold=0.1, margin=0.4, ids_B=None)
         )
         assert out.loss.item() == pytest.approx(expected.item(), rel=1e-12), labels
+        off_BB = ~torch.eye(SIZE, dtype=torch.bool)
+        shares = [(of_text @ of_text.T > 0.3)[off_BB].double().mean(), (q_BB > 0.1)[off_BB].double().mean()]
+        assert out.stats["filtered_share"].item() == pytest.approx(sum(shares).item() / 2)
     one = info_nce(
         image_BD, text_BD, temperature=0.2, teacher_BE=of_text, angular_margin=0.4, directions="image_to_text"
     )
