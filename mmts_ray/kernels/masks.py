@@ -46,28 +46,28 @@ def mix_key(generator: torch.Generator, device: torch.device) -> Tensor:
 def mix_codes(key_2: Tensor, batch: int) -> Tensor:
     """One random word per item: int32 (2, 2, B), by direction (images anchor, texts anchor), anchor and candidate."""
     # SplitMix64 of a counter: the words are those of a sequential generator, yet each can be formed on its own
-    counter = torch.arange(4 * batch, device=key_2.device).reshape(batch, 2, 2).permute(1, 2, 0)
-    word = (counter + 1) * -7046029254386353131 + key_2[0]
-    word = (word ^ (word >> 30)) * -4658895280553007687
-    word = (word ^ (word >> 27)) * -7723592293110705685 + key_2[1]
-    return ((word ^ (word >> 31)) >> 16).to(torch.int32)
+    word = torch.arange(1, 4 * batch + 1, device=key_2.device).view(batch, 2, 2).permute(1, 2, 0)
+    word = (word * -7046029254386353131).add_(key_2[0])
+    for shift, factor in ((30, -4658895280553007687), (27, -7723592293110705685)):
+        word.bitwise_xor_(word >> shift).mul_(factor)
+    return (word.add_(key_2[1]) >> 24).to(torch.int32)
 
 
 def picks(
-    anchor_R: Tensor, candidate_C: Tensor, r_mix: float, out_RC: Tensor | None = None, spare_RC: Tensor | None = None
+    row_R: Tensor, column_C: Tensor, r_mix: float, out_RC: Tensor | None = None, spare_RC: Tensor | None = None
 ) -> Tensor:
-    """1 where a hash of both items' words says so, with chance r_mix, else 0: float (R, C).
+    """1 where a hash of both items' words says so, with chance r_mix, else 0: float (..., R, C).
 
     `out_RC`, of any float type, takes the result; `spare_RC`, float32, lends its memory.
     """
-    size = (len(anchor_R), len(candidate_C))
+    size = (*row_R.shape, column_C.shape[-1])
     if out_RC is None:
-        out_RC = torch.empty(size, dtype=torch.float32, device=anchor_R.device)
+        out_RC = torch.empty(size, dtype=torch.float32, device=row_R.device)
     word_RC, high_RC = (
-        torch.empty(size, dtype=torch.int32, device=anchor_R.device) if lent is None else lent.view(torch.int32)
+        torch.empty(size, dtype=torch.int32, device=row_R.device) if lent is None else lent.view(torch.int32)
         for lent in (spare_RC, out_RC if out_RC.dtype == torch.float32 else None)
     )
-    torch.bitwise_xor(anchor_R[:, None], candidate_C[None, :], out=word_RC)
+    torch.bitwise_xor(row_R[..., :, None], column_C[..., None, :], out=word_RC)
     # after the hash "lowbias32" found by C. Wellons; its last step is left out, as only the highest bits decide
     word_RC.mul_(0x7FEB352D)
     word_RC.bitwise_xor_(torch.bitwise_right_shift(word_RC, 15, out=high_RC).bitwise_and_(0x1FFFF))
@@ -83,7 +83,9 @@ def mix_masks(batch: int, r_mix: float, source: torch.Generator | Tensor) -> Ten
     or a generator that yields one.
     """
     key_2 = mix_key(source, source.device) if isinstance(source, torch.Generator) else source
-    image_2B, text_2B = mix_codes(key_2, batch)
-    picks_2BB = torch.stack([picks(image_2B[0], image_2B[1], r_mix), picks(text_2B[1], text_2B[0], r_mix)])
+    codes_22B = mix_codes(key_2, batch)
+    # rows of the matrix: image anchors, and candidates of text anchors
+    rows_2B, columns_2B = (codes.diagonal(dim1=0, dim2=1).T for codes in (codes_22B, codes_22B.flip(1)))
+    picks_2BB = picks(rows_2B, columns_2B, r_mix)
     picks_2BB.diagonal(dim1=1, dim2=2).fill_(0)
     return picks_2BB
