@@ -22,6 +22,11 @@ def at_least_float32(*tensors_BD: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(dtype) for tensor in tensors_BD)
 
 
+def pair_cosines(x_BD: Tensor, y_BD: Tensor) -> Tensor:
+    """x_i.y_i (B,), without the (B, D) products in memory."""
+    return torch.bmm(x_BD[:, None], y_BD[:, :, None]).view(-1)
+
+
 class _Gram(Function):
     """x x^T, whose gradient (G + G^T) x is one product where autograd would take two."""
 

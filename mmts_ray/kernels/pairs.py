@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from mmts_ray.kernels.angles import pair_cosines
 from mmts_ray.kernels.masks import FLOOR, LOG2E
 from mmts_ray.kernels.tiles import Workspace, diagonal, rectangle, triangle
 from mmts_ray.kernels.workers import Shard
@@ -103,7 +104,7 @@ def hinge(
     ids_B: Tensor | None,
 ) -> tuple[tuple[Tensor, Tensor], list[Tensor | None]]:
     """Sum of [m_i - s_ii + s_ij]_+ and [m_i - s_ii + s_ji]_+ over i != j, and the number of these terms above 0."""
-    edge_B = shard.gather(torch.linalg.vecdot(image_bD, text_bD) - margin_b)
+    edge_B = shard.gather(pair_cosines(image_bD, text_bD) - margin_b)
     active_2B = edge_B.new_zeros(2, shard.batch)
     total = edge_B.new_zeros(())
     sweep = _Sweep(shard, image_bD, text_bD, ids_B, needs)
@@ -164,7 +165,7 @@ def sigmoid(
             g_RC = sweep.work("g", *size).copy_(one_RC) if g_RC is None else g_RC.add_(one_RC)
         assert g_RC is not None
         sweep.pull(R, C, g_RC)
-    positive_b = torch.linalg.vecdot(image_bD, text_bD)
+    positive_b = pair_cosines(image_bD, text_bD)
     own_scale_b = scale_B[shard.own]
     z_b = positive_b * own_scale_b + bias
     total -= torch.nn.functional.logsigmoid(z_b).sum()

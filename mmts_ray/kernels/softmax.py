@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from mmts_ray.kernels.angles import turn_
+from mmts_ray.kernels.angles import pair_cosines, turn_
 from mmts_ray.kernels.masks import FLOOR, LOG2E, picks
 from mmts_ray.kernels.tiles import Workspace, diagonal, rectangle, triangle
 from mmts_ray.kernels.workers import Shard
@@ -216,7 +216,7 @@ class Softmax(Function):
         # images travel only where some are columns
         travel = [TEXT] if case.intra_weight == 0 else [IMAGE, TEXT]
         everyone = {m: shard.gather(own[m]) if m in travel else own[m] for m in own}
-        own_positive_b = torch.linalg.vecdot(image_bD, text_bD)
+        own_positive_b = pair_cosines(image_bD, text_bD)
         temperature_B, positive_B = shard.gather(torch.stack([temperature_b, own_positive_b], dim=1)).T.contiguous()
         scale_B = temperature_B.reciprocal()
         top_2B = positive_B.repeat(2, 1)
