@@ -77,6 +77,13 @@ def test_a_subgroup_counts_its_own_ranks(found):
         assert ours == pytest.approx(whole, rel=1e-14)
 
 
+def test_workers_without_rows_hold_nobody_up(found):
+    for ours, whole, shares, grads in (mine["idle"] for mine in found if mine["idle"]):
+        assert ours == pytest.approx(whole, rel=1e-14)
+        for share, grad in zip(shares, grads):
+            torch.testing.assert_close(share, grad, rtol=1e-12, atol=1e-13)
+
+
 def test_the_mean_over_all_rows_weighs_each_alike(found):
     for mine in found:
         mean, slopes = mine["mean"]

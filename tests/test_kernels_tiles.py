@@ -2,6 +2,9 @@
 
 import itertools
 import math
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch.nn.functional import normalize
 from mmts_ray import kernels
 from mmts_ray.kernels import choice, tiles
 
+BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "kernels.py"
 FORMS = ("dense", "cached", "stream")
 BATCH = 7
 
@@ -301,7 +305,7 @@ def test_auto_takes_whole_matrices_for_small_batches_and_streams_what_does_not_f
             return original(*arguments, **given)
 
         monkeypatch.setattr(module, name, spy)
-    for batch in (choice.DENSE_BATCH, choice.DENSE_BATCH + 1):
+    for batch in (choice.DENSE["softmax"], choice.DENSE["softmax"] + 1):
         kernels.softmax_loss(*leaves(batch))
     monkeypatch.setattr(choice, "CACHED_BYTES", 1 << 20)
     kernels.softmax_loss(*leaves(400))
@@ -321,3 +325,16 @@ def test_an_unknown_form_is_refused():
     drop_BB = kernels.same_id(torch.zeros(BATCH))
     with pytest.raises(ValueError, match="pass ids_B instead"):
         kernels.hinge_loss(image_BD, text_BD, temperature_B, drop_BB=drop_BB, impl="stream")
+
+
+@pytest.mark.slow
+def test_the_benchmark_prints_its_tables():
+    pytest.importorskip("open_clip")
+    sizes = ["--sizes", "64", "--width", "16", "--memory", "128", "--batch", "64", "--repeats", "1"]
+    command = [sys.executable, str(BENCHMARK), "--objectives", "MM-TS", "max-margin", *sizes]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, cwd=BENCHMARK.parents[1])
+    assert done.returncode == 0, done.stderr
+    lines = [line.split("|")[1].strip() for line in done.stdout.splitlines() if line.startswith("|")]
+    assert lines.count("open_clip ClipLoss") == lines.count("MM-TS") == lines.count("max-margin") == 2
+    assert "open_clip, local loss, gradient gather" in lines
+    assert "ours, MM-TS, stream" in lines

@@ -243,6 +243,7 @@ def together(rank, workers, backend, folder):
                 found[str(dtype), *case] = measure(towers, batch, own, *case, dist.group.WORLD)
         found["content"] = content(rank, workers, device)
         found["subgroup"] = subgroup(rank, workers, device)
+        found["idle"] = idle(rank, workers, device)
         found["mean"] = mean_of_rows(rank, workers, device)
         torch.save(found, folder / f"{rank}.pt")
     finally:
@@ -279,6 +280,30 @@ def subgroup(rank, workers, device):
     ours, _ = kernels.softmax_loss(image[own], text[own], temperature[own], group=group, **options)
     whole, _ = kernels.softmax_loss(image[:7], text[:7], temperature, **options)
     return ours.item(), whole.item()
+
+
+def idle(rank, workers, device):
+    """Loss and gradients when only the first two of four workers have rows; beside them, those of one process."""
+    if workers != 4:
+        return None
+    batch = inputs(torch.float64, device)
+    sizes = (7, 4, 0, 0)
+    own = slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
+    results = []
+    for rows, group in ((own, dist.group.WORLD), (slice(None), None)):
+        pair = [normalize(batch[name][rows, :5], dim=1).requires_grad_() for name in ("image", "text")]
+        temperature = torch.full((len(pair[0]),), 0.2, dtype=torch.float64, device=device, requires_grad=True)
+        options = {"r_mix": 0.3, "impl": "stream", "group": group}
+        total = kernels.softmax_loss(*pair, temperature, ids_B=batch["ids"][rows], **options)[0]
+        total = total + kernels.softmax_loss(*pair, temperature, impl="cached", group=group)[0]
+        total = total + kernels.hinge_loss(*pair, batch["margin"][rows], impl="stream", group=group)[0]
+        total = total + kernels.sigmoid_loss(*pair, temperature, -1.0, impl="stream", group=group)
+        total = total + kernels.potential_loss(pair[0], impl="stream", group=group)
+        total.backward()
+        grads = [leaf.grad.cpu() for leaf in (*pair, temperature)]
+        results.append((total.item(), grads if group is None else [grad / workers for grad in grads]))
+    (ours, shares), (whole, grads) = results
+    return ours, whole, shares, [grad[own] for grad in grads]
 
 
 def mean_of_rows(rank, workers, device):

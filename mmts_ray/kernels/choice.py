@@ -17,9 +17,10 @@ from mmts_ray.kernels.workers import Shard, gather_rows, shard_of
 
 IMPLS = ("auto", "dense", "cached", "stream")
 
-# Up to these batches whole matrices are fastest on one worker.
-DENSE_BATCH = 384
-DENSE_PAIRS = 256
+# Up to these batches whole matrices are fastest on one worker, as measured on a CPU (benchmarks/kernels.py). An
+# accelerator is not measured: there a walk's many launches are expected to cost more than memory, up to DEVICE_DENSE.
+DENSE = {"softmax": 384, "hinge": 384, "sigmoid": 128, "potential": 128}
+DEVICE_DENSE = 4096
 # Kept tiles may take this much memory.
 CACHED_BYTES = 256 << 20
 
@@ -56,7 +57,8 @@ def softmax_loss(
     copies = 1.0 + (r_mix > 0)
     form = _softmax_form(impl, shard, image_BD, copies * (1 + (angular_margin > 0)))
     teachers = teacher_BE if isinstance(teacher_BE, tuple) or teacher_BE is None else (teacher_BE, teacher_BE)
-    moving = _all_rows(teachers, shard) if angular_margin > 0 or filter_teacher is None else None
+    filters_by_it = filter_threshold is not None and filter_teacher is None
+    moving = _all_rows(teachers, shard) if angular_margin > 0 or filters_by_it else None
     filtering = _all_rows(filter_teacher, shard) if filter_teacher is not None else moving
     if ids_B is not None:
         ids_B = shard.gather(ids_B)
@@ -124,7 +126,7 @@ def _softmax_form(impl: str, shard: Shard, like_BD: Tensor, copies: float) -> st
     if impl != "auto":
         return impl
     cached_bytes = shard.sizes[shard.rank] * shard.batch * like_BD.element_size() * copies
-    if shard.group is None and shard.batch <= DENSE_BATCH:
+    if _whole("softmax", shard, like_BD):
         return "dense"
     return "cached" if cached_bytes <= CACHED_BYTES else "stream"
 
@@ -146,7 +148,7 @@ def hinge_loss(
     shard = shard_of(len(image_BD), group, image_BD.device)
     if ids_B is not None:
         ids_B = shard.gather(ids_B)
-    if _pairs_form(impl, shard, drop_BB) == "dense":
+    if _pairs_form("hinge", impl, shard, image_BD, drop_BB) == "dense":
         rows = [gather_rows(x, group) for x in (image_BD, text_BD, margin_B)]
         return dense.hinge_loss(rows[0], rows[1], rows[2], drop_BB=_dropped(drop_BB, ids_B))
     terms = _terms(image_BD, shard, ids_B).clamp(min=1)
@@ -170,7 +172,7 @@ def sigmoid_loss(
     shard = shard_of(len(image_BD), group, image_BD.device)
     if ids_B is not None:
         ids_B = shard.gather(ids_B)
-    if _pairs_form(impl, shard, drop_BB) == "dense":
+    if _pairs_form("sigmoid", impl, shard, image_BD, drop_BB) == "dense":
         if temperature.ndim:
             temperature = gather_rows(temperature, group)
         image_BD, text_BD = gather_rows(image_BD, group), gather_rows(text_BD, group)
@@ -193,7 +195,7 @@ def potential_loss(
     shard = shard_of(len(x_BD), group, x_BD.device)
     if ids_B is not None:
         ids_B = shard.gather(ids_B)
-    if _pairs_form(impl, shard, None) == "dense":
+    if _pairs_form("potential", impl, shard, x_BD) == "dense":
         x_BD = gather_rows(x_BD, group)
         cosine_BB = dense.gram(x_BD) if y_BD is None else x_BD @ gather_rows(y_BD, group).T
         return dense.log_potential(cosine_BB, drop_BB=_dropped(None, ids_B))
@@ -214,13 +216,18 @@ def _compared(ids_B: Tensor | None, like_BD: Tensor) -> Tensor | None:
     return None if ids_B is None else torch.unique(ids_B, return_inverse=True)[1].to(like_BD.dtype)
 
 
-def _pairs_form(impl: str, shard: Shard, drop_BB: Tensor | None) -> str:
+def _pairs_form(name: str, impl: str, shard: Shard, like_BD: Tensor, drop_BB: Tensor | None = None) -> str:
     _checked(impl)
     if drop_BB is not None:
         if impl in ("cached", "stream") or shard.group is not None:
             raise ValueError(f"loss.impl {impl}: a drop_BB needs dense and one worker; pass ids_B instead")
         return "dense"
-    return impl if impl != "auto" else "dense" if shard.group is None and shard.batch <= DENSE_PAIRS else "stream"
+    return impl if impl != "auto" else "dense" if _whole(name, shard, like_BD) else "stream"
+
+
+def _whole(name: str, shard: Shard, like_BD: Tensor) -> bool:
+    limit = DENSE[name] if like_BD.device.type == "cpu" else DEVICE_DENSE
+    return shard.group is None and shard.batch <= limit
 
 
 def _checked(impl: str) -> None:

@@ -230,5 +230,6 @@ def log_potential(cosine_BB: Tensor, *, drop_BB: Tensor | None = None) -> Tensor
     itself_BB = torch.eye(batch, dtype=torch.bool, device=cosine_BB.device)
     away_BB = itself_BB if drop_BB is None else itself_BB | drop_BB
     pairs = (~away_BB).sum()
-    mean = (4 * cosine_BB - 4 + floor_of(away_BB, cosine_BB)).exp().sum() / pairs.clamp(min=1)
+    exponent_BB = 4 * LOG2E * (cosine_BB - 1) + floor_of(away_BB, cosine_BB)
+    mean = exponent_BB.exp2().sum() / pairs.clamp(min=1)
     return torch.where(pairs > 0, mean, 1.0).log()

@@ -57,6 +57,10 @@ class Case:
         shares = self.intra_weight > 0 or self.margin > 0 or self.threshold is not None
         return self.symmetric and self.shard.group is None and shares
 
+    def travels(self, modality: int) -> bool:
+        """Whether each worker needs the rows of all: texts are columns, images only of themselves."""
+        return modality == TEXT or self.intra_weight > 0
+
     def tiles(self, device: torch.device) -> Iterator[tuple[slice, slice]]:
         return (
             triangle(self.shard.batch, device) if self.folded else rectangle(self.shard.own, self.shard.batch, device)
@@ -213,9 +217,7 @@ class Softmax(Function):
     def forward(ctx: Any, image_bD: Tensor, text_bD: Tensor, temperature_b: Tensor, case: Case) -> Tensor:
         shard = case.shard
         own = {IMAGE: image_bD, TEXT: text_bD}
-        # images travel only where some are columns
-        travel = [TEXT] if case.intra_weight == 0 else [IMAGE, TEXT]
-        everyone = {m: shard.gather(own[m]) if m in travel else own[m] for m in own}
+        everyone = {m: shard.gather(own[m]) if case.travels(m) else own[m] for m in own}
         own_positive_b = pair_cosines(image_bD, text_bD)
         temperature_B, positive_B = shard.gather(torch.stack([temperature_b, own_positive_b], dim=1)).T.contiguous()
         scale_B = temperature_B.reciprocal()
@@ -291,7 +293,7 @@ class Softmax(Function):
         for m, other_bD in ((IMAGE, text_bD), (TEXT, image_bD)):
             total = grads[m]
             if total is not None:
-                home_bD = shard.scatter_sum(total) if len(total) == shard.batch else total
+                home_bD = shard.scatter_sum(total) if case.travels(m) else total
                 grads[m] = home_bD.addcmul_(positive_b, other_bD).mul_(grad)
         if slope_B is not None:
             slope_B = shard.scatter_sum(slope_B.mul_(scale_B)).mul_(-grad)
@@ -318,8 +320,8 @@ def _pull(tiles: Tiles, grads: dict[int, Tensor | None], product: Product, R: sl
             grad_rows[R].addmm_(both_RC, tiles.columns(product.columns, C))
         return
     if grad_rows is not None:
-        # without travelling, a modality's gradient holds this worker's rows only
-        start = 0 if len(grad_rows) == tiles.case.shard.batch else tiles.case.shard.start
+        # the gradient of rows that did not travel holds this worker's only
+        start = 0 if tiles.case.travels(product.rows) else tiles.case.shard.start
         grad_rows[R.start - start : R.stop - start].addmm_(g_RC, tiles.columns(product.columns, C))
     if grad_columns is not None:
         grad_columns[C].addmm_(g_RC.T, tiles.rows(product.rows, R))
