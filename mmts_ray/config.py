@@ -13,7 +13,7 @@ from typing import Any
 
 from mmts_ray.data import DATASETS
 from mmts_ray.groups import GROUPS
-from mmts_ray.losses import LOSSES, SCHEDULED
+from mmts_ray.losses import LOSSES, SCHEDULED, STATE
 from mmts_ray.metrics import head_tail
 from mmts_ray.models import MODELS
 from mmts_ray.recipe import recipe
@@ -159,9 +159,20 @@ def _check_together(values: Mapping[str, Any]) -> None:
                 f"schedule.name: learnable does not fit loss {loss} (a learned margin shrinks to nothing); "
                 f"legal are {', '.join(n for n in SCHEDULES if n != 'learnable')}"
             )
+        if loss in STATE:
+            raise ValueError(
+                f"schedule.name: learnable does not fit loss {loss} (it learns a temperature per sample itself); "
+                f"legal are {', '.join(n for n in SCHEDULES if n != 'learnable')}, for where they start"
+            )
         low, init, high = (values[f"schedule.{k}"] for k in ("low", "init", "high"))
         if not low <= init <= high:
             raise ValueError(f"schedule.init: {init} is outside [low, high] = [{low}, {high}]")
+    encoders = [values.get(f"model.{side}_encoder") for side in ("image", "text")]
+    if values.get("loss.soft_labels") == "paper" and values["data.name"] != "features" and encoders[0] != encoders[1]:
+        raise ValueError(
+            f"loss.soft_labels: paper compares captions with images, and {encoders[0]} and {encoders[1]} share no "
+            "space; legal are text, image, code, or one open_clip model as both encoders"
+        )
 
 
 def set_path(text: str) -> tuple[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from mmts_ray.config import TrialConfig
 from mmts_ray.features import Frozen
 from mmts_ray.groups import Groups, cached
-from mmts_ray.losses import SCHEDULED
+from mmts_ray.losses import SCHEDULED, STATE, advance
 from mmts_ray.metrics import evaluate
 from mmts_ray.recipe import Recipe, stream, torch_stream
 from mmts_ray.schedules import Schedule
@@ -211,10 +211,16 @@ class _Run:
         repeats = recipe.captions == "all" or len(np.unique(id_N)) < len(id_N)
         self.takes_ids = "ids_B" in accepted and repeats
         self.id_N = torch.from_numpy(data.frozen.id_N.astype(np.int64)).to(data.device)
-        self.teacher = None
-        if self.objective_kwargs.get("angular_margin") or self.objective_kwargs.get("filter_threshold") is not None:
-            self.teacher = data.teacher(self.objective_kwargs["soft_labels"])
-            self.teacher_of = self.text_M if self.objective_kwargs["soft_labels"] == "text" else self.image_M
+        # what the objective knows about every image and caption; it moves with the steps
+        fresh = STATE.get(config.name("loss"))
+        self.remembered = fresh(len(self.image_NI), len(self.text_UT), data.device) if fresh else {}
+        self.teachers: list[tuple[torch.Tensor, torch.Tensor]] = []  # rows, and which of them a caption row needs
+        thresholds = (self.objective_kwargs.get(f"filter_threshold{of}") for of in ("", "_image"))
+        if self.objective_kwargs.get("angular_margin") or any(t is not None for t in thresholds):
+            soft_labels = self.objective_kwargs["soft_labels"]
+            index = {"image": self.image_M, "text": self.text_M}
+            kinds = (soft_labels,) if soft_labels in index else ("image", "text")
+            self.teachers = [(data.teacher(kind), index[kind]) for kind in kinds]
 
     def set_lr(self, lr: float) -> None:
         for group in self.optimiser.param_groups:
@@ -241,12 +247,17 @@ class _Run:
             kwargs["ids_B"] = self.id_N[image_B]
         if self.takes_generator:
             kwargs["generator"] = mix
-        if self.teacher is not None:
-            kwargs["teacher_BE"] = self.teacher[self.teacher_of[rows_B]]
+        if self.teachers:
+            rows = tuple(teacher[index[rows_B]] for teacher, index in self.teachers)
+            kwargs["teacher_BE"] = rows if len(rows) > 1 else rows[0]
+        if self.remembered:
+            kwargs |= {"state": self.remembered, "image_B": image_B, "text_B": self.text_M[rows_B]}
         out = self.objective(image_BD, text_BD, with_stats=with_stats, **kwargs)
         out.loss.backward()
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
+        if self.remembered:
+            advance(self.remembered, out.changes)
         if self.schedule.learnable:
             low, high = math.log(self.schedule.low), math.log(self.schedule.high)
             self.learned["log_temperature"].data.clamp_(low, high)
@@ -262,6 +273,7 @@ class _Run:
             "data": self.data.frozen.key,
             "model": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
             "learned": {k: v.detach().clone() for k, v in self.learned.items()},
+            "remembered": _cloned(self.remembered),
             "optimiser": _cloned(self.optimiser.state_dict()),
         }
 
@@ -274,6 +286,8 @@ class _Run:
         self.model.load_state_dict(state["model"])
         for name, parameter in self.learned.items():
             parameter.data.copy_(state["learned"][name])
+        for name, value in self.remembered.items():
+            value.copy_(state["remembered"][name])
         self.optimiser.load_state_dict(_cloned(state["optimiser"]))
         return int(state["epoch"]), int(state["step"])
 

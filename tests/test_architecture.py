@@ -28,6 +28,7 @@ OURS: dict[str, set[str]] = {
     "groups": {"data", "features", "space"},
     "models": {"space", "towers"},
     "towers": {"recipe"},
+    "gradcache": {"losses"},
     "config": {"space"} | DECLARATIONS,
     "study": {"config", "space"},
     "space_file": {"config", "metrics", "space", "study"},
@@ -56,7 +57,7 @@ HEAVY = {
     "sklearn",
     "scipy",
 }
-MAY_LOAD_TORCH_ON_IMPORT = {"kernels", "towers", "train"}
+MAY_LOAD_TORCH_ON_IMPORT = {"gradcache", "kernels", "towers", "train"}
 
 
 def modules() -> dict[str, list[Path]]:

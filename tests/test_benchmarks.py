@@ -19,7 +19,7 @@ def test_sweeps_tiny(tmp_path):
     words = ["--configurations", "2", "--epochs", "1", "--repeat", "1", "--settings", "no-dropout"]
     script = str(ROOT / "benchmarks" / "sweeps.py")
     done = subprocess.run(
-        [sys.executable, script, *words, "--json", str(out)], capture_output=True, text=True, check=False
+        [sys.executable, script, *words, "--json", str(out)], capture_output=True, text=True, check=False, timeout=880
     )
     assert done.returncode == 0, done.stderr
     written = json.loads(out.read_text(encoding="utf8"))

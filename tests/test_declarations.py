@@ -22,7 +22,7 @@ PARAMETERS = [
 def test_a_function_in_a_table_says_what_it_does_and_declares_keyword_arguments_only(path):
     function = FUNCTIONS[path]
     assert inspect.getdoc(function), path
-    assert re.match(r"[A-Z0-9].*\.|[A-Z0-9].*:$", inspect.getdoc(function).splitlines()[0]), path
+    assert re.match(r"\w.*[.:]", inspect.getdoc(function).splitlines()[0]), path
     for argument in inspect.signature(function).parameters.values():
         if get_origin(argument.annotation) is Annotated:
             assert argument.kind is inspect.Parameter.KEYWORD_ONLY, (path, argument.name)

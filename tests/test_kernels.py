@@ -9,6 +9,7 @@ from torch.autograd import gradcheck
 from torch.nn.functional import normalize
 
 from mmts_ray import kernels
+from mmts_ray.kernels.angles import MIN_SINE, AngularShift
 
 BATCH, WIDTH = 5, 4
 
@@ -65,7 +66,7 @@ def test_gram_has_the_gradient_of_the_product():
 
 
 def turned(s_BB, d_BB, gate):
-    return kernels._AngularShift.apply(s_BB, d_BB.cos(), d_BB.sin(), gate)
+    return AngularShift.apply(s_BB, d_BB.cos(), d_BB.sin(), gate)
 
 
 @pytest.mark.parametrize("margin", [0.05, 0.125, 1.5])
@@ -99,7 +100,7 @@ def test_angular_shift_is_finite_and_bounded_at_saturated_cosines(dtype, gated):
     assert torch.isfinite(out_BB).all()
     assert torch.isfinite(grad_BB).all()
     assert out_BB.abs().max() <= 1 + 1e-6
-    assert grad_BB.abs().max() <= math.sin(0.15) / kernels.MIN_SINE + 1
+    assert grad_BB.abs().max() <= math.sin(0.15) / MIN_SINE + 1
     assert torch.equal(grad_BB.diagonal(), torch.ones(9, dtype=dtype))
     # at -1 the sine stands at its lower bound, a constant: what is left of the slope is cos d
     torch.testing.assert_close(grad_BB[2:, 1], torch.full((7,), math.cos(0.15), dtype=dtype))

@@ -4,19 +4,29 @@ import itertools
 import math
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch.nn.functional import normalize
+from vectors import DTYPES, Vector, pair, rows
 
 from mmts_ray import kernels
-from mmts_ray.losses import LOSSES, SCHEDULED, info_nce, max_margin, regularized_info_nce, siglip
+from mmts_ray.losses import (
+    LOSSES,
+    SCHEDULED,
+    STATE,
+    arccon,
+    info_nce,
+    isogclr,
+    isogclr_state,
+    max_margin,
+    regularized_info_nce,
+    siglip,
+    sms,
+    triplet,
+)
 from mmts_ray.space import declared
-
-REFERENCE = Path(__file__).parent / "reference"
-DTYPES = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 @pytest.fixture(params=DTYPES, ids=str)
@@ -24,48 +34,19 @@ def dtype(request):
     return request.param
 
 
-class Vector:
-    """A reference file, its arrays as tensors of one type."""
-
-    def __init__(self, name, dtype):
-        with np.load(REFERENCE / f"{name}.npz") as arrays:
-            self.arrays = dict(arrays)
-        self.dtype = dtype
-
-    def tensor(self, name):
-        return torch.tensor(self.arrays[name], dtype=self.dtype)
-
-    def leaf(self, name):
-        return self.tensor(name).requires_grad_()
-
-    def number(self, name):
-        return float(self.arrays[name])
-
-    def check(self, actual, name):
-        """To 1e-10 in float64 and 1e-5 in float32, relative to the largest entry."""
-        expected = self.arrays[name]
-        actual = actual.detach().double().numpy()
-        assert np.abs(actual - expected).max() <= DTYPES[self.dtype] * np.abs(expected).max()
-
-
-def rows(seed, *shape, dtype=torch.float64):
-    return normalize(torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype), dim=-1)
-
-
-def pair(seed, size, width, dtype=torch.float64):
-    image_BD = rows(seed, size, width, dtype=dtype)
-    text_BD = normalize(image_BD + 0.8 * rows(seed + 1, size, width, dtype=dtype), dim=1)
-    return image_BD.requires_grad_(), text_BD.requires_grad_()
+@pytest.fixture(params=["dense", "cached", "stream"])
+def impl(request):
+    return request.param
 
 
 # --- the authors' own numbers -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_mm_ts_info_nce_matches_the_published_code(number, dtype):
+def test_mm_ts_info_nce_matches_the_published_code(number, impl, dtype):
     vector = Vector(f"mmts_{number}", dtype)
     image_BD, text_BD = vector.leaf("image"), vector.leaf("text")
-    out = info_nce(image_BD, text_BD, temperature=vector.tensor("tau"))
+    out = info_nce(image_BD, text_BD, temperature=vector.tensor("tau"), impl=impl)
     out.loss.backward()
     vector.check(out.loss, "infonce_loss")
     vector.check(image_BD.grad, "infonce_grad_image")
@@ -74,11 +55,11 @@ def test_mm_ts_info_nce_matches_the_published_code(number, dtype):
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_mm_ts_max_margin_matches_the_published_code(number, dtype):
+def test_mm_ts_max_margin_matches_the_published_code(number, impl, dtype):
     vector = Vector(f"mmts_{number}", dtype)
     image_BD, text_BD = vector.leaf("image"), vector.leaf("text")
     # the published class normalises once more, which takes the radial part out of its gradients
-    out = max_margin(normalize(image_BD), normalize(text_BD), margin=vector.tensor("tau"))
+    out = max_margin(normalize(image_BD), normalize(text_BD), margin=vector.tensor("tau"), impl=impl)
     out.loss.backward()
     vector.check(out.loss, "max_margin_loss")
     vector.check(image_BD.grad, "max_margin_grad_image")
@@ -87,7 +68,7 @@ def test_mm_ts_max_margin_matches_the_published_code(number, dtype):
 
 @pytest.mark.parametrize("number", range(2))
 @pytest.mark.parametrize("temperature_kind", ["number", "learnable", "per sample"])
-def test_info_nce_matches_open_clip(number, temperature_kind, dtype):
+def test_info_nce_matches_open_clip(number, temperature_kind, impl, dtype):
     vector = Vector(f"base_{number}", dtype)
     image_BD, text_BD = vector.leaf("image"), vector.leaf("text")
     temperature = vector.number("temperature")
@@ -95,7 +76,7 @@ def test_info_nce_matches_open_clip(number, temperature_kind, dtype):
         temperature = torch.tensor(temperature, dtype=dtype, requires_grad=True)
     elif temperature_kind == "per sample":
         temperature = torch.full((len(image_BD),), temperature, dtype=dtype)
-    out = info_nce(image_BD, text_BD, temperature=temperature)
+    out = info_nce(image_BD, text_BD, temperature=temperature, impl=impl)
     out.loss.backward()
     vector.check(out.loss, "infonce_loss")
     vector.check(image_BD.grad, "infonce_grad_image")
@@ -103,11 +84,11 @@ def test_info_nce_matches_open_clip(number, temperature_kind, dtype):
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_siglip_matches_open_clip(number, dtype):
+def test_siglip_matches_open_clip(number, impl, dtype):
     vector = Vector(f"base_{number}", dtype)
     for temperature in (vector.number("temperature"), vector.tensor("temperature").expand(len(vector.arrays["image"]))):
         image_BD, text_BD = vector.leaf("image"), vector.leaf("text")
-        out = siglip(image_BD, text_BD, temperature=temperature, bias=vector.number("siglip_bias"))
+        out = siglip(image_BD, text_BD, temperature=temperature, bias=vector.number("siglip_bias"), impl=impl)
         out.loss.backward()
         vector.check(out.loss, "siglip_loss")
         vector.check(image_BD.grad, "siglip_grad_image")
@@ -115,22 +96,22 @@ def test_siglip_matches_open_clip(number, dtype):
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_max_margin_matches_avion_and_its_adaptive_form_egovlp(number, dtype):
+def test_max_margin_matches_avion_and_its_adaptive_form_egovlp(number, impl, dtype):
     vector = Vector(f"base_{number}", dtype)
     image_BD, text_BD = vector.leaf("image"), vector.leaf("text")
-    out = max_margin(normalize(image_BD), normalize(text_BD), margin=vector.number("margin"))
+    out = max_margin(normalize(image_BD), normalize(text_BD), margin=vector.number("margin"), impl=impl)
     out.loss.backward()
     vector.check(out.loss, "max_margin_loss")
     vector.check(image_BD.grad, "max_margin_grad_image")
     vector.check(text_BD.grad, "max_margin_grad_text")
     adaptive = max_margin(
-        image_BD, text_BD, margin=vector.number("adaptive_gamma"), relevance_B=vector.tensor("relevance")
+        image_BD, text_BD, margin=vector.number("adaptive_gamma"), relevance_B=vector.tensor("relevance"), impl=impl
     )
     vector.check(adaptive.loss, "adaptive_max_margin_loss")
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_adapacse_branches_match_the_published_code(number, dtype):
+def test_adapacse_branches_match_the_published_code(number, impl, dtype):
     vector = Vector(f"kdmcse_{number}", dtype)
     views = [vector.leaf("student_view1"), vector.leaf("student_view2")]
     heads = [vector.leaf("image_head"), vector.leaf("text_head")]
@@ -150,6 +131,7 @@ def test_adapacse_branches_match_the_published_code(number, dtype):
                 angular_margin=vector.number("angular_margin"),
                 filter_threshold=vector.number("filter_threshold") if vector.arrays["filter_on"] else None,
                 directions="image_to_text",
+                impl=impl,
             )
             for view_BD in views
         ]
@@ -167,28 +149,31 @@ def test_adapacse_branches_match_the_published_code(number, dtype):
 
 
 @pytest.mark.parametrize("number", range(4))
-def test_one_direction_is_simcse(number, dtype):
+def test_one_direction_is_simcse(number, impl, dtype):
     vector = Vector(f"kdmcse_{number}", dtype)
     out = info_nce(
         normalize(vector.leaf("simcse_view1")),
         normalize(vector.leaf("simcse_view2")),
         temperature=vector.number("temperature"),
         directions="image_to_text",
+        impl=impl,
     )
     vector.check(out.loss, "simcse_loss")
 
 
 @pytest.mark.parametrize("number", range(2))
-def test_regularized_info_nce_matches_the_published_definitions(number, dtype):
+def test_regularized_info_nce_matches_the_published_definitions(number, impl, dtype):
     vector = Vector(f"reg_{number}", dtype)
     image_BD, text_BD = vector.leaf("image"), vector.leaf("text")
     temperature = vector.number("temperature")
-    out = regularized_info_nce(image_BD, text_BD, temperature=temperature)
+    out = regularized_info_nce(image_BD, text_BD, temperature=temperature, impl=impl)
     vector.check(out.loss, "total")
     for name in ("alignment", "uniformity", "cross_uniformity"):
         vector.check(out.stats[name], name)
     off = dict.fromkeys(("alignment_weight", "uniformity_weight", "cross_uniformity_weight"), 0.0)
-    vector.check(regularized_info_nce(image_BD, text_BD, temperature=temperature, **off).loss, "infonce_loss")
+    vector.check(
+        regularized_info_nce(image_BD, text_BD, temperature=temperature, impl=impl, **off).loss, "infonce_loss"
+    )
 
 
 # --- naive double loops -----------------------------------------------------------------------------------------------
@@ -261,20 +246,6 @@ def test_info_nce_is_its_formula_for_every_combination_of_options(kind, ways):
             temperature = torch.linspace(0.2, 0.5, SIZE, dtype=torch.float64)[: SIZE if shape else 1].reshape(shape)
             temperature_B = temperature.requires_grad_().expand(SIZE)
             leaves.append(temperature)
-        out = info_nce(
-            image_BD,
-            text_BD,
-            temperature=temperature,
-            ids_B=ids_B,
-            teacher_BE=teacher_BE,
-            generator=torch.Generator().manual_seed(3),
-            r_mix=r_mix,
-            mix_mode=mode,
-            angular_margin=margin,
-            filter_threshold=threshold,
-            angle_edge=edge,
-            directions=ways,
-        )
         drawn = r_mix > 0 and mode == "replace"
         expected = naive_info_nce(
             image_BD,
@@ -289,10 +260,27 @@ def test_info_nce_is_its_formula_for_every_combination_of_options(kind, ways):
             ids_B=ids_B,
             ways=ways,
         )
-        case = (r_mix, mode, margin, edge, threshold, ids_B is not None)
-        assert out.loss.item() == pytest.approx(expected.item(), rel=1e-12), case
-        for actual, reference in zip(torch.autograd.grad(out.loss, leaves), torch.autograd.grad(expected, leaves)):
-            torch.testing.assert_close(actual, reference, rtol=1e-9, atol=1e-11, msg=str(case))
+        references = torch.autograd.grad(expected, leaves)
+        for form in ("dense", "cached", "stream"):
+            out = info_nce(
+                image_BD,
+                text_BD,
+                temperature=temperature,
+                ids_B=ids_B,
+                teacher_BE=teacher_BE,
+                generator=torch.Generator().manual_seed(3),
+                r_mix=r_mix,
+                mix_mode=mode,
+                angular_margin=margin,
+                filter_threshold=threshold,
+                angle_edge=edge,
+                directions=ways,
+                impl=form,
+            )
+            case = (form, r_mix, mode, margin, edge, threshold, ids_B is not None)
+            assert out.loss.item() == pytest.approx(expected.item(), rel=1e-12), case
+            for actual, reference in zip(torch.autograd.grad(out.loss, leaves), references):
+                torch.testing.assert_close(actual, reference, rtol=1e-9, atol=1e-11, msg=str(case))
 
 
 def test_the_lattice_reaches_both_sides_of_the_angular_edge_and_of_the_filter():
@@ -427,11 +415,15 @@ def test_all_losses_follow_a_permutation_of_the_batch():
         if name == "info_nce":
             teacher_BE = rows(3, 12, 4)
             extra = {"r_mix": 0.3, "mix_mode": "weighted", "angular_margin": 0.3, "filter_threshold": 0.5}
+        if name in STATE:
+            extra = {"state": STATE[name](12, 12)}
         results = []
         for order_B in (torch.arange(12), order):
             leaves = [x.detach()[order_B].requires_grad_() for x in (image_BD, text_BD)]
             if name == "info_nce":
                 extra["teacher_BE"] = teacher_BE[order_B]
+            if name in STATE:
+                extra |= {"image_B": order_B, "text_B": order_B}
             out = loss(*leaves, **{SCHEDULED[name]: value_B[order_B]}, ids_B=ids_B[order_B], **extra)
             results.append((out.loss, *torch.autograd.grad(out.loss, leaves)))
         (loss_a, *grads_a), (loss_b, *grads_b) = results
@@ -493,7 +485,8 @@ def test_stats_are_detached_and_can_be_skipped():
 # --- hazards ----------------------------------------------------------------------------------------------------------
 
 
-def every_loss(image_BD, text_BD, **common):
+def every_loss(image_BD, text_BD, impl="auto", **common):
+    small, common = common, {**common, "impl": impl}
     size, dtype = len(image_BD), torch.float64 if image_BD.dtype == torch.float64 else torch.float32
     generator = torch.Generator().manual_seed(0)
     teacher_BE = rows(3, size, 4).to(dtype)
@@ -517,6 +510,19 @@ def every_loss(image_BD, text_BD, **common):
     yield "max_margin", max_margin(image_BD, text_BD, margin=0.2, **common)
     yield "siglip", siglip(image_BD, text_BD, temperature=0.05, **common)
     yield "regularized", regularized_info_nce(image_BD, text_BD, temperature=0.05, **common)
+    both = {**everything, "teacher_BE": (teacher_BE, teacher_BE.flip(0)), "filter_threshold_image": 0.3}
+    for labels in ("code", "paper"):
+        yield labels, info_nce(image_BD, text_BD, temperature=0.05, soft_labels=labels, **both, **common)
+    yield "arccon", arccon(image_BD, text_BD, temperature=0.05, **small)
+    yield "sms", sms(image_BD, text_BD, margin=0.6, **small)
+    for negatives in ("hardest", "semi_hard"):
+        yield negatives, triplet(image_BD, text_BD, margin=0.2, negatives=negatives, **small)
+    place_B = torch.arange(size)
+    state = isogclr_state(size, size)
+    yield (
+        "isogclr",
+        isogclr(image_BD, text_BD, temperature=0.01, state=state, image_B=place_B, text_B=place_B, **small),
+    )
 
 
 def hazards(dtype):
@@ -536,12 +542,12 @@ def hazards(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_losses_and_gradients_are_finite_everywhere(dtype):
+def test_losses_and_gradients_are_finite_everywhere(dtype, impl):
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     for case, image_BD, text_BD in hazards(wide):
         leaves = [x.detach().to(dtype).clone().requires_grad_() for x in (image_BD, text_BD)]
         for ids_B in (None, torch.arange(len(image_BD)) // 2, torch.zeros(len(image_BD), dtype=torch.int64)):
-            for name, out in every_loss(*leaves, ids_B=ids_B):
+            for name, out in every_loss(*leaves, impl=impl, ids_B=ids_B):
                 assert torch.isfinite(out.loss), (case, name)
                 assert out.loss.dtype == wide
                 assert all(math.isfinite(v) for v in out.stats.values()), (case, name)
@@ -551,7 +557,7 @@ def test_losses_and_gradients_are_finite_everywhere(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_saturated_positive_still_learns(dtype):
+def test_a_saturated_positive_still_learns(dtype, impl):
     """arccos of a value clamped to +-1 has gradient 0 or NaN there: pytorch issue 8069."""
     image_BD = rows(0, 8, 16, dtype=torch.float32).to(dtype)
     text_BD = image_BD.roll(1, dims=0)  # every negative of one anchor is its exact copy
@@ -559,7 +565,7 @@ def test_a_saturated_positive_still_learns(dtype):
     exact = [x.detach().double().requires_grad_() for x in leaves]
     teacher_BE = rows(3, 8, 4, dtype=torch.float64)
     for edge in ("gate", "floor"):
-        options = {"temperature": 0.05, "angular_margin": 0.15, "angle_edge": edge}
+        options = {"temperature": 0.05, "angular_margin": 0.15, "angle_edge": edge, "impl": impl}
         out = info_nce(*leaves, teacher_BE=teacher_BE.float(), **options)
         reference = info_nce(*exact, teacher_BE=teacher_BE, **options)
         for actual, expected in zip(torch.autograd.grad(out.loss, leaves), torch.autograd.grad(reference.loss, exact)):
@@ -568,28 +574,30 @@ def test_a_saturated_positive_still_learns(dtype):
             assert (actual.double() - expected).abs().max() <= tolerance * expected.abs().max()
 
 
-def test_half_precision_inputs_are_widened():
+def test_half_precision_inputs_are_widened(impl):
     image_BD, text_BD = (x.detach() for x in pair(0, 64, 32, dtype=torch.float32))
     for dtype in (torch.bfloat16, torch.float16):
         narrow = [x.to(dtype) for x in (image_BD, text_BD)]
-        for (name, out), (_, reference) in zip(every_loss(*narrow), every_loss(*(x.double() for x in narrow))):
+        for (name, out), (_, reference) in zip(
+            every_loss(*narrow, impl=impl), every_loss(*(x.double() for x in narrow))
+        ):
             assert out.loss.item() == pytest.approx(reference.loss.item(), rel=2e-5, abs=1e-6), name
 
 
-def test_autocast_does_not_reach_the_loss():
+def test_autocast_does_not_reach_the_loss(impl):
     image_BD, text_BD = pair(0, 64, 32, dtype=torch.float32)
-    plain = {name: out.loss for name, out in every_loss(image_BD, text_BD)}
+    plain = {name: out.loss for name, out in every_loss(image_BD, text_BD, impl=impl)}
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        for name, out in every_loss(image_BD, text_BD):
+        for name, out in every_loss(image_BD, text_BD, impl=impl):
             assert out.loss.dtype == torch.float32, name
             assert out.loss.item() == plain[name].item(), name
             actual, expected = (torch.autograd.grad(loss, image_BD)[0] for loss in (out.loss, plain[name]))
             assert torch.equal(actual, expected), name
 
 
-def test_one_pair_has_no_negatives():
+def test_one_pair_has_no_negatives(impl):
     image_BD, text_BD = pair(0, 1, 4)
-    for name, out in every_loss(image_BD, text_BD):
+    for name, out in every_loss(image_BD, text_BD, impl=impl):
         if name not in ("siglip", "regularized"):
             assert out.loss.item() == 0, name
             assert all(torch.count_nonzero(g) == 0 for g in torch.autograd.grad(out.loss, [image_BD, text_BD])), name
@@ -597,10 +605,10 @@ def test_one_pair_has_no_negatives():
     assert regularized.loss.item() == pytest.approx((image_BD - text_BD).square().sum().item())
 
 
-def test_not_a_number_is_not_hidden():
+def test_not_a_number_is_not_hidden(impl):
     image_BD, text_BD = (x.detach().clone() for x in pair(0, 6, 4))
     image_BD[2, 1] = math.nan
-    for name, out in every_loss(image_BD, text_BD):
+    for name, out in every_loss(image_BD, text_BD, impl=impl):
         assert torch.isnan(out.loss), name
 
 
@@ -641,7 +649,8 @@ def test_every_default_is_legal_and_described():
             assert parameter.domain.parse(parameter.default) == parameter.default
             assert parameter.domain.doc
     assert list(declared(info_nce)) == [
-        "r_mix", "mix_mode", "angular_margin", "filter_threshold", "angle_edge", "soft_labels", "directions"
+        "r_mix", "mix_mode", "angular_margin", "filter_threshold", "filter_threshold_image", "angle_edge",
+        "soft_labels", "directions", "impl"
     ]  # fmt: skip
 
 

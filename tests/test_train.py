@@ -39,6 +39,16 @@ KINDS = {
     "max margin": {"loss.name": "max_margin", "schedule.name": "cosine"},
     "siglip": {"loss.name": "siglip", "schedule.name": "learnable"},
     "regularized": {"loss.name": "regularized_info_nce"},
+    "teachers by branch": {
+        "loss.angular_margin": 0.1,
+        "loss.soft_labels": "code",
+        "loss.filter_threshold_image": 0.9,
+    },
+    "arccon": {"loss.name": "arccon"},
+    "isogclr": {"loss.name": "isogclr", "schedule.value": 0.01},
+    "isogclr, all captions": {"loss.name": "isogclr", "schedule.name": "cosine", "train.captions": "all"},
+    "sms": {"loss.name": "sms", "schedule.value": 0.6},
+    "triplet": {"loss.name": "triplet", "schedule.name": "cosine"},
     "all captions": {"train.captions": "all"},
     "cosine rate": {"train.lr_schedule": "cosine", "train.warmup": 0.3},
     "classes": {"schedule.name": "cosine", "groups.name": "classes"},
@@ -71,7 +81,8 @@ def test_a_resumed_run_equals_the_straight_one_bit_for_bit(kind, data, tmp_path)
     config = config_of(kind)
     straight = list(train(config, data, test=True))
     assert [row.epoch for row in straight] == [1, 2, 3, 4]
-    assert straight[-1].metrics["train_loss"] < straight[0].metrics["train_loss"]
+    if not kind.startswith("isogclr"):  # its value is not its objective
+        assert straight[-1].metrics["train_loss"] < straight[0].metrics["train_loss"]
     assert {"val_i2t_r1", "test_i2t_r1", "val_modality_accuracy", "train_loss"} <= set(straight[-1].metrics)
     for cut in (1, 3):
         first = train(config, data, test=True)
@@ -88,6 +99,41 @@ def test_a_resumed_run_equals_the_straight_one_bit_for_bit(kind, data, tmp_path)
         ends = [tensors(rows[-1].state()) for rows in (resumed, straight)]
         assert len(ends[0]) > 4
         assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
+
+
+def test_temperatures_of_isogclr_are_in_the_checkpoint_and_only_of_training_samples(data):
+    row = list(train(config_of("isogclr", **{"loss.rho": 1.0}), data))[-1]
+    remembered = row.state()["remembered"]
+    train_images = set(data.split(TRAIN).images.tolist())
+    seen = set(torch.nonzero(remembered["image_log_mass"].isfinite())[:, 0].tolist())
+    assert seen
+    assert seen <= train_images
+    tau = remembered["image_temperature"][sorted(seen)]
+    assert tau.min() >= 0.005
+    assert tau.max() <= 0.05
+    assert tau.std() > 0
+    assert row.metrics["train_temperature_min"] < row.metrics["train_temperature_max"]
+
+
+def test_teachers_of_two_spaces_cannot_be_compared(data):
+    with pytest.raises(ValueError, match="compares captions with images, whose features have 12 and 10 dimensions"):
+        list(train(config_of("adapacse", **{"loss.soft_labels": "paper"}), data))
+    with pytest.raises(ValueError, match="share no space"):
+        from_flat({"loss.soft_labels": "paper"})
+    shared = {f"model.{side}_encoder": "open_clip:ViT-B-32/openai" for side in ("image", "text")}
+    assert from_flat({"loss.soft_labels": "paper", **shared}).kwargs("loss")["soft_labels"] == "paper"
+
+
+@pytest.mark.parametrize(
+    ("flat", "words"),
+    [
+        ({"loss.name": "isogclr", "schedule.name": "learnable"}, "learns a temperature per sample itself"),
+        ({"loss.name": "sms", "schedule.name": "learnable"}, "a learned margin shrinks to nothing"),
+    ],
+)
+def test_objectives_that_do_not_fit_their_schedule_are_refused(flat, words):
+    with pytest.raises(ValueError, match=words):
+        from_flat(flat)
 
 
 def test_a_checkpoint_of_another_configuration_seed_or_budget_is_refused(data):

@@ -1,8 +1,4 @@
-"""The arithmetic of the objectives: dense, exact, one similarity product shared by both directions.
-
-Embeddings are unit rows, so products are cosines. Callers pass float32 or float64 (`at_least_float32`) and switch
-autocast off: half-precision logits at temperature 0.01 lose the gradient's second digit. Nothing here reads a value
-back from the device. Masks are float arithmetic rather than `where`, which costs ten times an addition on a CPU.
+"""The objectives with every (B, B) matrix in memory: the plainest form, and the fastest for a small batch.
 
 Shapes: B batch, D embedding, E teacher features. `s_BB[i, j]` is image i against text j. Along dimension `over` lie the
 candidates: over=1, anchors are rows (images); over=0, anchors are columns (texts), with no transposed copy.
@@ -16,60 +12,8 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-# Added to a candidate that is not one: finite, so that no 0 * inf arises, and below any cosine at any temperature.
-FLOOR = -1e30
-# sqrt(1 - s^2) is kept above this: its slope diverges at s = -1, where float32 rounding decides what is left of it.
-MIN_SINE = 1e-4
-
-
-def at_least_float32(*tensors_BD: Tensor) -> tuple[Tensor, ...]:
-    """The tensors in their common type, widened to float32 where it is narrower; gradients flow back."""
-    dtype = torch.float32
-    for tensor in tensors_BD:
-        dtype = torch.promote_types(dtype, tensor.dtype)
-    return tuple(tensor.to(dtype) for tensor in tensors_BD)
-
-
-def same_id(ids_B: Tensor) -> Tensor:
-    """Which pairs (B, B) carry the same id, the diagonal excepted: these are never negatives."""
-    return (ids_B[:, None] == ids_B[None, :]).fill_diagonal_(False)
-
-
-def share(pairs_BB: Tensor) -> Tensor:
-    """Share of the B(B-1) ordered pairs that a mask without diagonal holds, 0-d; 0 for a batch of one."""
-    batch = len(pairs_BB)
-    return pairs_BB.sum() / max(1, batch * (batch - 1))
-
-
-def mix_masks(batch: int, r_mix: float, generator: torch.Generator) -> Tensor:
-    """1 where a negative comes from the anchor's own modality, with chance r_mix each, else 0: float32 (2, B, B).
-
-    [0] is indexed (image anchor, candidate), [1] (candidate, text anchor); the diagonal is always 0.
-    """
-    draws_2BB = torch.rand(2, batch, batch, generator=generator, device=generator.device, dtype=torch.float32)
-    picks_2BB = draws_2BB.neg_().add_(r_mix).sign_().clamp_(min=0)
-    picks_2BB.diagonal(dim1=1, dim2=2).fill_(0)
-    return picks_2BB
-
-
-class _Gram(Function):
-    """x x^T, whose gradient (G + G^T) x is one product where autograd would take two."""
-
-    @staticmethod
-    def forward(ctx: Any, x_BD: Tensor) -> Tensor:
-        ctx.save_for_backward(x_BD)
-        return x_BD @ x_BD.T
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_BB: Tensor) -> Tensor:
-        (x_BD,) = ctx.saved_tensors
-        return (grad_BB + grad_BB.T) @ x_BD
-
-
-def gram(x_BD: Tensor) -> Tensor:
-    """The cosines (B, B) within one modality."""
-    return _Gram.apply(x_BD)
+from mmts_ray.kernels.angles import AngularShift, gram
+from mmts_ray.kernels.masks import FLOOR, LOG2E, floor_of, mix_masks, same_id, share
 
 
 class _AnchoredCrossEntropy(Function):
@@ -103,7 +47,8 @@ class _AnchoredCrossEntropy(Function):
             intra_floor_BB = intra_BB.clone() if floor_BB is None else intra_BB + floor_BB
             blocks.append(intra_floor_BB.fill_diagonal_(FLOOR))
             top_B = torch.maximum(top_B, blocks[1].amax(over))
-        masses = [(block - top_B.unsqueeze(over)).mul_(scale_B.unsqueeze(over)).exp_() for block in blocks]
+        per_B = (LOG2E * scale_B).unsqueeze(over)
+        masses = [(block - top_B.unsqueeze(over)).mul_(per_B).exp2_() for block in blocks]
         # The positive is kept apart: its gradient then comes from the negatives' mass, without cancellation.
         masses[0].fill_diagonal_(0)
         negative_B = masses[0].sum(over)
@@ -134,37 +79,6 @@ class _AnchoredCrossEntropy(Function):
         return grad_temperature_B, grads[0], grads[1] if mixes else None, None, None, None
 
 
-class _AngularShift(Function):
-    """cos(theta - d) of the cosines s = cos(theta) off the diagonal, without acos.
-
-    s cos d + sqrt(1 - s^2) sin d where the angle moves; elsewhere s (`gate` = cosine of the widest angle that stays) or
-    1 (`gate` None: an angle below d stops at 0). acos has an infinite slope at +-1, where saturated and duplicate pairs
-    lie.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, s_BB: Tensor, cos_BB: Tensor, sin_BB: Tensor, gate: float | None) -> Tensor:
-        squared_BB = (1 - s_BB).mul_(1 + s_BB)
-        inside_BB = (squared_BB - MIN_SINE**2).sign_().clamp_(min=0)
-        sine_BB = squared_BB.clamp_(min=MIN_SINE**2).sqrt_()
-        moves_BB = ((cos_BB if gate is None else gate) - s_BB).sign_().clamp_(min=0).fill_diagonal_(0)
-        slope_BB = cos_BB - inside_BB.mul_(s_BB).div_(sine_BB).mul_(sin_BB)
-        moved_BB = sine_BB.mul_(sin_BB).addcmul_(s_BB, cos_BB)
-        if gate is None:
-            stays_BB, stays_slope_BB = torch.ones_like(s_BB), torch.zeros_like(s_BB).fill_diagonal_(1)
-            stays_BB.diagonal().copy_(s_BB.diagonal())
-        else:
-            stays_BB, stays_slope_BB = s_BB, torch.ones_like(s_BB)
-        ctx.save_for_backward(stays_slope_BB.lerp_(slope_BB, moves_BB))
-        return torch.lerp(stays_BB, moved_BB, moves_BB)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_BB: Tensor) -> tuple[Tensor, None, None, None]:
-        (slope_BB,) = ctx.saved_tensors
-        return grad_BB * slope_BB, None, None, None
-
-
 def softmax_loss(
     image_BD: Tensor,
     text_BD: Tensor,
@@ -172,29 +86,25 @@ def softmax_loss(
     *,
     directions: str = "both",
     r_mix: float = 0.0,
-    generator: torch.Generator | None = None,
+    key: Tensor | None = None,
     angular_margin: float = 0.0,
     angle_edge: str = "gate",
-    teacher_BE: Tensor | None = None,
+    teacher_BE: tuple[Tensor, Tensor] | None = None,
     filter_threshold: float | None = None,
     filter_teacher: tuple[Tensor, Tensor] | None = None,
     ids_B: Tensor | None = None,
     with_stats: bool = False,
 ) -> tuple[Tensor, dict[str, Tensor | float]]:
-    """The softmax objective of `losses.info_nce` and its statistics, dense.
-
-    With a generator, r_mix is the chance of a negative to be replaced; without, the weight of the intra-modal ones.
-    A pair that is filtered or shares an id drops out of both directions, and with it the intra-modal pair in the same
-    place of a direction's matrix.
-    """
+    """`choice.softmax_loss` of whole matrices; `key` decides the picks, teachers are (rows, columns)."""
     batch = len(image_BD)
     stats: dict[str, Tensor | float] = {}
     s_BB = image_BD @ text_BD.T
 
-    teacher_BB = None if teacher_BE is None else teacher_BE @ teacher_BE.T
+    teacher_BB = None if teacher_BE is None else teacher_BE[0] @ teacher_BE[1].T
     drop_BB = None
     if filter_threshold is not None:
-        similar_BB = teacher_BB if filter_teacher is None else filter_teacher[0] @ filter_teacher[1].T
+        assert filter_teacher is not None
+        similar_BB = teacher_BB if filter_teacher is teacher_BE else filter_teacher[0] @ filter_teacher[1].T
         assert similar_BB is not None
         drop_BB = torch.gt(similar_BB, filter_threshold).fill_diagonal_(False)
         if with_stats:
@@ -209,17 +119,17 @@ def softmax_loss(
         assert teacher_BB is not None
         angle_BB = (1 - teacher_BB).abs_().mul_(angular_margin)
         turn = (angle_BB.cos(), angle_BB.sin(), math.cos(angular_margin) if angle_edge == "gate" else None)
-    if r_mix > 0 and generator is not None:
-        picks_2BB = mix_masks(batch, r_mix, generator).to(s_BB)
+    if r_mix > 0 and key is not None:
+        picks_2BB = mix_masks(batch, r_mix, key).to(s_BB)
     elif r_mix == 1:
         # A candidate of weight 0 must not enter the maximum either, so this is a replacement of all.
         picks_2BB = 1 - torch.eye(batch).to(s_BB).expand(2, -1, -1)
 
     def moved(cosine_BB: Tensor) -> Tensor:
-        return cosine_BB if turn is None else _AngularShift.apply(cosine_BB, *turn)
+        return cosine_BB if turn is None else AngularShift.apply(cosine_BB, *turn)
 
     inter_BB = moved(s_BB) if picks_2BB is None else s_BB
-    floor_BB = None if drop_BB is None else _floor(drop_BB, s_BB)
+    floor_BB = None if drop_BB is None else floor_of(drop_BB, s_BB)
     losses = []
     counts = []
     for name, over, own_BD in (("image_to_text", 1, image_BD), ("text_to_image", 0, text_BD)):
@@ -244,13 +154,9 @@ def softmax_loss(
 
 def symmetric_cross_entropy(s_BB: Tensor, temperature_B: Tensor, *, drop_BB: Tensor | None = None) -> Tensor:
     """Plain InfoNCE from cosines that the caller already has: the mean of both directions."""
-    floor_BB = None if drop_BB is None else _floor(drop_BB, s_BB)
+    floor_BB = None if drop_BB is None else floor_of(drop_BB, s_BB)
     rows, columns = (_AnchoredCrossEntropy.apply(temperature_B, s_BB, None, 0.0, floor_BB, over) for over in (1, 0))
     return 0.5 * (rows + columns)
-
-
-def _floor(drop_BB: Tensor, like_BB: Tensor) -> Tensor:
-    return drop_BB.to(like_BB.dtype).mul_(FLOOR)
 
 
 class _Hinge(Function):
@@ -295,7 +201,7 @@ def hinge_loss(
     terms = s_BB.new_tensor(2 * batch * (batch - 1))
     if drop_BB is not None:
         terms = terms - 2 * drop_BB.sum()
-    floor_BB = None if drop_BB is None else _floor(drop_BB, s_BB)
+    floor_BB = None if drop_BB is None else floor_of(drop_BB, s_BB)
     return _Hinge.apply(s_BB, margin_B, floor_BB, terms.clamp(min=1))
 
 
@@ -324,5 +230,6 @@ def log_potential(cosine_BB: Tensor, *, drop_BB: Tensor | None = None) -> Tensor
     itself_BB = torch.eye(batch, dtype=torch.bool, device=cosine_BB.device)
     away_BB = itself_BB if drop_BB is None else itself_BB | drop_BB
     pairs = (~away_BB).sum()
-    mean = (4 * cosine_BB - 4 + _floor(away_BB, cosine_BB)).exp().sum() / pairs.clamp(min=1)
+    exponent_BB = 4 * LOG2E * (cosine_BB - 1) + floor_of(away_BB, cosine_BB)
+    mean = exponent_BB.exp2().sum() / pairs.clamp(min=1)
     return torch.where(pairs > 0, mean, 1.0).log()
