@@ -112,6 +112,8 @@ def vm_problems(
     out += docker_problems(cfg["docker"])
     out += node_type_problems(cfg)
     out += command_problems(cfg)
+    if cfg["rsync_filter"]:
+        out.append("rsync_filter: a .gitignore inside dist, which some tools write, would hide the wheel")
     out += mount_problems(cfg["file_mounts"], folder=folder, home=home)
     out += (aws_problems if kind == "aws" else gcp_problems)(cfg, shared_storage=shared_storage)
     return out

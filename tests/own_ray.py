@@ -2,10 +2,12 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -48,6 +50,7 @@ class Node:
     """One `ray start --block` with everything below it."""
 
     def __init__(self, folder: Path, env: dict[str, str], *words: str) -> None:
+        self.temporary = ""
         self.log = folder / f"start-{time.monotonic_ns()}.log"
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *words]
         with self.log.open("w") as log:
@@ -61,6 +64,8 @@ class Node:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        if self.temporary:
+            shutil.rmtree(self.temporary, ignore_errors=True)
 
 
 def descendants(root: int) -> list[int]:
@@ -83,12 +88,15 @@ class Head(Node):
         self.port, dashboard, agent, client = ports[:4]
         self.url = f"http://127.0.0.1:{dashboard}"
         self.token = env["RAY_AUTH_TOKEN"]
+        # short: Ray's Unix sockets lie deep in it, and their paths are limited
+        temporary = tempfile.mkdtemp(prefix="r")
         super().__init__(
             folder, env, "--head", f"--port={self.port}", "--dashboard-host=127.0.0.1", f"--dashboard-port={dashboard}",
             f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}", "--min-worker-port=30000",
-            "--max-worker-port=30499", f"--temp-dir={folder / 'ray'}", "--object-store-memory=100000000",
+            "--max-worker-port=30499", f"--temp-dir={temporary}", "--object-store-memory=100000000",
             "--disable-usage-stats", *words,
         )  # fmt: skip
+        self.temporary = temporary
         self._wait()
 
     def _wait(self) -> None:

@@ -166,6 +166,7 @@ BOTH: list[tuple[str, Any, str]] = [
     ("setup_commands.1", "echo " + "0f" * 32 + " > ~/.ray/auth_token", "a token is written"),
     # mounts
     ("file_mounts./home/ray/study", "no-such-folder", "does not exist"),
+    ("rsync_filter", [".gitignore"], "would hide the wheel"),
     ("file_mounts./opt/mmts", "dist", "outside /home/ray"),
     *((key, DROP, f"{key}: left out") for key in checks.EXPLICIT if key not in ("available_node_types",)),
 ]
