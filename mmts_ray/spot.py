@@ -147,8 +147,22 @@ def watch(
 def drain(notice: Notice, *, address: str | None = None, node_id: str | None = None) -> None:
     """Tell Ray that this node ends: RuntimeError when it refuses, or when it is not clear which node this is.
 
-    This is all that is used of Ray's drain interface, which has no promise of stability.
+    `_drain` is all that is used of Ray's drain interface, which has no promise of stability.
     """
+    from ray.exceptions import RayError
+
+    until = time.time() + max(notice.seconds - MARGIN_SECONDS, 1.0)
+    try:
+        node, accepted, why = _drain(notice.reason, until, address=address, node_id=node_id)
+    except RayError as problem:  # no head, a wrong token: Ray's errors are no RuntimeErrors
+        raise RuntimeError(f"{type(problem).__name__}: {problem}".splitlines()[0]) from None
+    if not accepted:
+        raise RuntimeError(f"Ray refused to drain {node}: {why}")
+    _tell(f"{notice.reason}; node {node} drains, {until - time.time():.0f} s are left")
+
+
+def _drain(reason: str, until: float, *, address: str | None, node_id: str | None) -> tuple[str, bool, str]:
+    """The node, whether Ray has taken the request, and why not."""
     from ray import NodeID
     from ray._private import services
     from ray._raylet import GcsClient  # type: ignore[attr-defined]
@@ -165,12 +179,8 @@ def drain(notice: Notice, *, address: str | None = None, node_id: str | None = N
         node_id = here[0]
     elif len(node_id) != 2 * NodeID.size():
         raise ValueError(f"--node-id: {node_id!r} is not the hex id of a Ray node")
-    left = max(notice.seconds - MARGIN_SECONDS, 1.0)
     preemption = autoscaler_pb2.DrainNodeReason.Value("DRAIN_NODE_REASON_PREEMPTION")  # type: ignore[attr-defined]
-    accepted, why = client.drain_node(node_id, preemption, notice.reason, int((time.time() + left) * 1000))
-    if not accepted:
-        raise RuntimeError(f"Ray refused to drain {node_id}: {why}")
-    _tell(f"{notice.reason}; node {node_id} drains, {left:.0f} s are left")
+    return node_id, *client.drain_node(node_id, preemption, reason, int(until * 1000))
 
 
 def _tell(line: str) -> None:
@@ -200,7 +210,7 @@ def main(argv: list[str] | None = None) -> int:
         source = PROVIDERS[args.provider](args.metadata_url)
         watch(source, pass_on, poll_seconds=args.poll_seconds or source.poll_seconds)
         return 0
-    except (RuntimeError, ValueError) as problem:
+    except (OSError, RuntimeError, ValueError) as problem:
         _tell(str(problem))
         return 1
     except KeyboardInterrupt:

@@ -216,9 +216,11 @@ def _connect(address: str) -> Any:
 
     try:
         return JobSubmissionClient(address)
-    except AuthenticationError:
+    except AuthenticationError as problem:
+        told = str(problem).strip().splitlines()[0].partition(". ")[0]
         raise ValueError(
-            f"--address: {address} refuses the token; legal is the cluster's own, in RAY_AUTH_TOKEN_PATH or {TOKEN}"
+            f"--address: {address} takes no token of ours ({told}); legal is the cluster's own, in RAY_AUTH_TOKEN, "
+            f"RAY_AUTH_TOKEN_PATH or {TOKEN}"
         ) from None
 
 

@@ -204,6 +204,18 @@ def test_a_refused_drain_is_tried_again_until_it_is_taken(problem, capsys):
     assert capsys.readouterr().err.count(f"drain: {problem}") == 1
 
 
+def test_rays_own_errors_are_told_not_raised(monkeypatch):
+    """They derive from none of Python's errors that a watcher expects, and must not end it."""
+    exceptions = pytest.importorskip("ray.exceptions")
+
+    def fail(*_, **__):
+        raise exceptions.RpcError("Timed out while waiting for GCS to become available.\nmore")
+
+    monkeypatch.setattr(spot, "_drain", fail)
+    with pytest.raises(RuntimeError, match=r"^RpcError: Timed out while waiting for GCS to become available\.$"):
+        spot.drain(spot.Notice("test", 30))
+
+
 def run(*words, env=None, timeout=100):
     command = [sys.executable, "-m", "mmts_ray.spot", *words]
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
@@ -269,7 +281,9 @@ def test_a_notice_drains_this_node_of_a_real_cluster(tmp_path_factory):
         done = run("--now", "60", "--address", address, env=env)
         assert (done.returncode, "2 live Ray nodes" in done.stderr) == (1, True), done.stderr
         wrong = run("--now", "60", "--address", address, "--node-id", node, env=env | {"RAY_AUTH_TOKEN": "0" * 64})
-        assert wrong.returncode != 0
+        assert wrong.returncode == 1
+        assert "Traceback" not in wrong.stderr
+        assert "0" * 64 not in wrong.stderr
         assert draining() == {}
         with Metadata([(404, ""), (404, ""), notice_in(90)]) as server:
             done = run(

@@ -406,7 +406,10 @@ def test_the_drivers_refusal_and_a_wrong_token_are_status_2(cluster):
     assert "failed, exit status 2" in refused.stdout
     wrong = submitted(cluster, "--out", str(out), env=cluster.env | {"RAY_AUTH_TOKEN": "0" * 64})
     assert wrong.returncode == 2
-    assert "refuses the token" in wrong.stderr.splitlines()[-1]
+    assert "takes no token of ours (Authentication failed" in wrong.stderr.splitlines()[-1]
+    none = submitted(cluster, "--out", str(out), env=cluster.env | {"RAY_AUTH_MODE": "disabled"})
+    assert none.returncode == 2
+    assert "takes no token of ours (Authentication required" in none.stderr.splitlines()[-1]
     assert "0" * 64 not in wrong.stderr
 
 
