@@ -10,6 +10,7 @@ reads RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH or ~/.ray/auth_token by itself, and wh
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import shlex
@@ -214,6 +215,8 @@ def _connect(address: str) -> Any:
     from ray.exceptions import AuthenticationError
     from ray.job_submission import JobSubmissionClient
 
+    for module in ("ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk", "ray._private.runtime_env"):
+        logging.getLogger(module).setLevel(logging.WARNING)  # what they say of uploads and sockets, we say better
     try:
         return JobSubmissionClient(address)
     except AuthenticationError as problem:

@@ -114,6 +114,26 @@ class Head(Node):
                 time.sleep(0.3)
 
 
+class Worker(Node):
+    """A node of one CPU that has joined when this returns: two that join at once take each other's socket names."""
+
+    def __init__(
+        self, folder: Path, env: dict[str, str], head: Head, agent_port: int, number: int, *words: str
+    ) -> None:
+        first = 30500 + 500 * number
+        super().__init__(
+            folder, env, f"--address=127.0.0.1:{head.port}", "--num-cpus=1", f"--min-worker-port={first}",
+            f"--max-worker-port={first + 499}", f"--dashboard-agent-listen-port={agent_port}",
+            "--object-store-memory=100000000", "--disable-usage-stats", *words,
+        )  # fmt: skip
+        deadline = time.monotonic() + START_SECONDS
+        while "will now block forever" not in self.log.read_text():
+            if time.monotonic() > deadline or self.process.poll() is not None:
+                self.kill()
+                raise TimeoutError(f"no worker node\n{self.log.read_text()}")
+            time.sleep(0.2)
+
+
 @contextlib.contextmanager
 def running(*nodes: Node) -> Iterator[None]:
     try:

@@ -1,5 +1,6 @@
 """The spot watcher against a metadata server on loopback, and Ray's drain on a node that a test started."""
 
+import contextlib
 import json
 import secrets
 import subprocess
@@ -11,8 +12,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import own_ray
 import pytest
+import toy
 
-from mmts_ray import spot
+from mmts_ray import results, spot
 
 ACTION = "/latest/meta-data/spot/instance-action"
 
@@ -260,11 +262,7 @@ def test_a_notice_drains_this_node_of_a_real_cluster(tmp_path_factory):
     env = own_ray.environment(folder, secrets.token_hex(32))
     ports = own_ray.free_ports(6)
     head = own_ray.Head(folder, env, ports, "--num-cpus=1")
-    worker = own_ray.Node(
-        folder, env, f"--address=127.0.0.1:{head.port}", "--num-cpus=1", '--resources={"w": 1}',
-        f"--dashboard-agent-listen-port={ports[4]}", "--min-worker-port=30500", "--max-worker-port=30999",
-        "--object-store-memory=100000000", "--disable-usage-stats",
-    )  # fmt: skip
+    worker = own_ray.Worker(folder, env, head, ports[4], 0, '--resources={"w": 1}')
     address = f"127.0.0.1:{head.port}"
 
     command = [sys.executable, "-c", HOLDER, address]
@@ -297,3 +295,90 @@ def test_a_notice_drains_this_node_of_a_real_cluster(tmp_path_factory):
         assert drained == node
         assert 0 < until / 1000 - time.time() < 90
         assert env["RAY_AUTH_TOKEN"] not in done.stderr + done.stdout
+
+
+NODES = """
+import sys, json, ray
+ray.init(address=sys.argv[1], logging_level="ERROR", log_to_driver=False)
+print(json.dumps({k: n["NodeID"] for n in ray.nodes() for k in n["Resources"] if k in ("a", "b")}))
+"""
+SPACE = """
+study: moved
+objective: {val_i2t_r1: max}
+strategy: random
+trials: 2
+checkpoint_seconds: 1
+fixed:
+  data: {name: features, path: toy.npz}
+  train: {epochs: 6000, batch_size: 32}
+search:
+  train.lr: {loguniform: [1.0e-3, 1.0e-2]}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_the_trial_of_a_reclaimed_node_goes_on_elsewhere_from_its_checkpoint(tmp_path_factory):
+    """Notice, drain, and at the deadline the machine is gone: one step of work is lost, no trial."""
+    folder = tmp_path_factory.mktemp("m", numbered=False)
+    toy.npz(folder)
+    (folder / "space.yaml").write_text(SPACE)
+    env = own_ray.environment(folder, secrets.token_hex(32))
+    ports = own_ray.free_ports(6)
+    head = own_ray.Head(folder, env, ports, "--num-cpus=0", '--resources={"trial_slot": 4}')
+    address = f"127.0.0.1:{head.port}"
+    study_dir = folder / "study"
+    with contextlib.ExitStack() as ends:
+        ends.enter_context(own_ray.running(head))
+        lost, _ = [
+            ends.enter_context(
+                _kept(own_ray.Worker(folder, env, head, ports[4 + i], i, f'--resources={{"{name}": 1}}'))
+            )
+            for i, name in enumerate("ab")
+        ]
+        done = subprocess.run(
+            [sys.executable, "-c", NODES, address], env=env, capture_output=True, text=True, timeout=60
+        )
+        ids = json.loads(done.stdout.splitlines()[-1])
+        command = [sys.executable, "-m", "mmts_ray", "search", "space.yaml", "--out", "study", "--address", address]
+        log = ends.enter_context((folder / "search.log").open("w"))
+        driver = ends.enter_context(subprocess.Popen(command, env=env, cwd=folder, stdout=log, stderr=log))
+        ends.callback(driver.kill)
+        deadline = time.monotonic() + 100
+        while len(_epochs(study_dir)) < 2:
+            assert driver.poll() is None, (folder / "search.log").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        time.sleep(2)  # past the first checkpoint
+        with Metadata([(404, ""), notice_in(9)]) as server:
+            words = ("--provider", "aws", "--metadata-url", server.url, "--poll-seconds", "0.1", "--address", address)
+            done = run(*words, "--node-id", ids["a"], env=env)
+        assert done.returncode == 0, done.stderr
+        time.sleep(3)
+        before = _epochs(study_dir)
+        lost.kill()
+        assert driver.wait(150) == 0, (folder / "search.log").read_text()
+    trials = results.trials_of(study_dir)
+    assert {t: row["status"] for t, row in trials.items()} == {"t0000": "done", "t0001": "done"}
+    after = _epochs(study_dir)
+    ((moved, process),) = set(after) - set(before)  # one trial was begun a second time, in another process
+    assert process in {p for _, p in before}  # the warm one of the node that stayed
+    assert 1 < after[moved, process][0] <= max(last for (trial, _), (_, last) in before.items() if trial == moved) + 200
+    assert after[moved, process][1] == 6000
+
+
+def _epochs(study_dir):
+    """First and last epoch of each trial in each process that trained it."""
+    found = {}
+    for path in (study_dir / "ledger").glob("*.jsonl") if study_dir.is_dir() else ():
+        for line in path.read_text().splitlines():
+            row = json.loads(line)
+            if row.get("epoch"):
+                found.setdefault((row["trial"], path.name), []).append(row["epoch"])
+    return {key: (min(epochs), max(epochs)) for key, epochs in found.items()}
+
+
+@contextlib.contextmanager
+def _kept(node):
+    with own_ray.running(node):
+        yield node
