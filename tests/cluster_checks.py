@@ -216,6 +216,9 @@ def command_problems(cfg: dict[str, Any]) -> list[str]:
     watch = re.search(r"-m mmts_ray\.spot --provider (\w+)", worker)
     if not watch or watch[1] != cfg["provider"]["type"]:
         out.append("worker_start_ray_commands: the spot watcher of this provider is not started")
+    client = {"aws": "boto3", "gcp": "googleapiclient"}[cfg["provider"]["type"]]
+    if not any(f"import {client}" in command for command in cfg["head_setup_commands"]):
+        out.append(f"head_setup_commands: {client} is not made sure of, without it nothing ever scales")
     setup = " ; ".join(cfg["setup_commands"] + cfg["worker_setup_commands"] + cfg["head_setup_commands"])
     if re.search(r"\btorch\b|ray-wheels|ray-3\.0\.0", setup):
         out.append("setup_commands: torch and Ray belong in the image, each new node would install them again")

@@ -149,6 +149,7 @@ BOTH: list[tuple[str, Any, str]] = [
     ("worker_start_ray_commands.1", "ray start --address=$RAY_HEAD_IP:6380", "workers join ['6380']"),
     ("worker_start_ray_commands.2", DROP, "spot watcher"),
     ("worker_start_ray_commands.2", "python -m mmts_ray.spot --provider azure", "spot watcher"),
+    ("head_setup_commands", [], "is not made sure of"),
     ("setup_commands.1", "pip install torch", "torch and Ray belong in the image"),
     # images
     ("docker.worker_image", "rayproject/ray:latest", "is no image"),
