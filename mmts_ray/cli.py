@@ -102,7 +102,15 @@ def _parser() -> argparse.ArgumentParser:
     search = verb("search", _search, "run a study: baselines first, then trials chosen by the strategy")
     space_arguments(search)
     search.add_argument("--out", metavar="STUDY", type=Path, help="the study's folder (default studies/NAME)")
+    search.add_argument("--resume-if-exists", action="store_true", help="continue the study that --out already holds")
     _ray_arguments(search)
+
+    submit = verb("submit", _submit, "run a study on a cluster as a Ray Job; safe to run again, it resumes")
+    space_arguments(submit)
+    submit.add_argument("--out", metavar="STUDY", required=True, help="the study's folder, as the cluster sees it")
+    submit.add_argument("--address", default="http://127.0.0.1:8265", help="the dashboard (default %(default)s)")
+    submit.add_argument("--allow-failures", type=int, default=0, metavar="N", help="failed trials that still exit 0")
+    submit.add_argument("--no-wait", action="store_true", help="do not follow the job")
 
     for name, run, help in (
         ("resume", _resume, "continue a study: nothing finished is lost or run twice"),
@@ -230,10 +238,21 @@ def _search(args: argparse.Namespace) -> int:
 
     study = _load(args)
     args.out = args.out or Path("studies") / study.study
+    if args.resume_if_exists and folder.is_study(args.out):
+        study = folder.same_study(study, args.out)
+        return _run_search(args, study, args.out, _features(study, quiet=args.quiet))
     folder.refuse_existing(args.out)
     frozen = _features(study, quiet=args.quiet)
     folder.create(study, args.out, frozen, command=" ".join(["mmts-ray", *sys.argv[1:]]))
     return _run_search(args, study, args.out, frozen)
+
+
+def _submit(args: argparse.Namespace) -> int:
+    from mmts_ray import submit
+
+    return submit.submit(
+        _load(args), args.out, address=args.address, allow_failures=args.allow_failures, wait=not args.no_wait
+    )
 
 
 def _resume(args: argparse.Namespace) -> int:

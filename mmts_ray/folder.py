@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -32,8 +32,34 @@ def refuse_existing(study_dir: Path) -> None:
             f"{study_dir}: a study is there already; continue it with `mmts-ray resume {study_dir}`, "
             f"add trials with `mmts-ray extend {study_dir} --trials N`, or choose another --out"
         )
-    if study_dir.exists() and (not study_dir.is_dir() or any(study_dir.iterdir())):
+    # meta.json is written first: alone, or half, it is a start that was killed
+    begun = ("meta.json", ".meta.json.", f".{STUDY}.")
+    mine = study_dir.is_dir() and all(path.name.startswith(begun) for path in study_dir.iterdir())
+    if study_dir.exists() and not mine:
         raise ValueError(f"{study_dir}: exists and is not a study; choose another --out")
+
+
+def is_study(study_dir: Path) -> bool:
+    """Whether there is a study to continue."""
+    return (study_dir / STUDY).is_file()
+
+
+def same_study(study: StudyConfig, study_dir: Path) -> StudyConfig:
+    """The study of a folder, which must be this one; `extend` may have given it more trials since."""
+    kept = open_study(study_dir)
+    for key in (f.name for f in fields(StudyConfig)):
+        mine, theirs = getattr(study, key), getattr(kept, key)
+        if mine != theirs and not (key == "trials" and theirs > mine):
+            what = key
+            if key == "fixed":
+                ours, kept_there = dict(mine), dict(theirs)
+                paths = sorted(p for p in {*ours, *kept_there} if ours.get(p) != kept_there.get(p))
+                what = " ".join([key, *paths[:1]])
+            raise ValueError(
+                f"{study_dir}: holds another study, its {what} differs; choose another --out, continue that one with "
+                "`mmts-ray resume`, or change it with `mmts-ray extend`"
+            )
+    return kept
 
 
 def create(study: StudyConfig, study_dir: Path, frozen: Frozen, *, command: str) -> None:
