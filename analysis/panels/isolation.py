@@ -100,7 +100,7 @@ def _shared_range(scores: np.ndarray, envelope: pd.DataFrame, metric: Metric) ->
 
 def _points(study: Study, parameter: Parameter, trials: pd.DataFrame, lost: pd.DataFrame) -> pd.DataFrame:
     both = pd.concat([trials.assign(failed=False), lost.assign(failed=True, score=math.nan)], ignore_index=True)
-    placed = both.assign(path=parameter.path, position=positions(study, parameter, both))
+    placed = both.copy().assign(path=parameter.path, position=positions(study, parameter, both))
     return placed.loc[placed["position"].notna(), ["path", "trial", "position", "score", "failed"]]
 
 
