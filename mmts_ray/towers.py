@@ -4,6 +4,9 @@ Shapes: B batch, I image feature dim, T text feature dim, D embedding dim.
 """
 
 import math
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,13 +34,52 @@ class Heads(torch.nn.Module):
         """Unit image embeddings (B, D); dropout only when a generator is given."""
         if generator is not None:
             features_BI = drop(features_BI, self.image_dropout, generator)
-        return functional.normalize(functional.linear(features_BI, self.image_weight, self.image_bias), dim=1)
+        return functional.normalize(linear(features_BI, self.image_weight, self.image_bias), dim=1)
 
     def text(self, features_BT: Tensor, generator: torch.Generator | None = None) -> Tensor:
         """Unit text embeddings (B, D); dropout only when a generator is given."""
         if generator is not None:
             features_BT = drop(features_BT, self.text_dropout, generator)
-        return functional.normalize(functional.linear(features_BT, self.text_weight, self.text_bias), dim=1)
+        return functional.normalize(linear(features_BT, self.text_weight, self.text_bias), dim=1)
+
+
+@cache
+def _onednn() -> bool:
+    """Whether float32 products go to oneDNN: MKL, torch's default, uses half of an AMD processor's vector width.
+
+    Decided by what the machine is, never by a timing, so that a run repeats itself.
+    """
+    cpuinfo = Path("/proc/cpuinfo")
+    amd = cpuinfo.is_file() and "AuthenticAMD" in cpuinfo.read_text(errors="replace")
+    return amd and torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+def _product(a_NK: Tensor, b_MK: Tensor, bias_M: Tensor | None = None) -> Tensor:
+    """a b^T + bias by oneDNN, (N, M)."""
+    return torch.ops.mkldnn._linear_pointwise(a_NK, b_MK, bias_M, "none", [], "")
+
+
+class _Linear(torch.autograd.Function):
+    """x W^T + b and its gradients, every product by oneDNN."""
+
+    @staticmethod
+    def forward(ctx: Any, x_BI: Tensor, weight_DI: Tensor, bias_D: Tensor) -> Tensor:
+        ctx.save_for_backward(x_BI, weight_DI)
+        return _product(x_BI, weight_DI, bias_D)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor, Tensor]:
+        x_BI, weight_DI = ctx.saved_tensors
+        (grad_BD,) = grads
+        grad_BI = _product(grad_BD, weight_DI.T) if ctx.needs_input_grad[0] else None
+        return grad_BI, _product(grad_BD.T, x_BI.T), grad_BD.sum(0)
+
+
+def linear(x_BI: Tensor, weight_DI: Tensor, bias_D: Tensor) -> Tensor:
+    """x W^T + b, (B, D), by the faster of torch's two libraries; any device and precision."""
+    if x_BI.device.type == "cpu" and x_BI.dtype == weight_DI.dtype == torch.float32 and len(x_BI) and _onednn():
+        return _Linear.apply(x_BI, weight_DI, bias_D)
+    return functional.linear(x_BI, weight_DI, bias_D)
 
 
 def _uniform(shape: tuple[int, ...], *, fan_in: int, generator: torch.Generator) -> torch.nn.Parameter:

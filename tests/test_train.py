@@ -268,3 +268,25 @@ def test_the_learning_rate_warms_up_and_follows_its_schedule():
     assert rates[55] == pytest.approx(0.5)
     assert rates[-1] < 0.01
     assert recipe(lr=0.3).lr_at(99, 100) == 0.3
+
+
+@pytest.mark.parametrize("onednn", [True, False])
+def test_linear_and_its_gradients_are_those_of_torch_whichever_library_multiplies(onednn, monkeypatch):
+    from mmts_ray import towers
+
+    if onednn and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        pytest.skip("this torch has no oneDNN product")
+    monkeypatch.setattr(towers, "_onednn", lambda: onednn)
+    generator = torch.Generator().manual_seed(0)
+    for rows, wide in ((1, 7), (40, 33), (256, 128)):
+        x, w, b = (torch.randn(s, generator=generator) for s in ((rows, wide), (19, wide), (19,)))
+        out_grad = torch.randn(rows, 19, generator=generator)
+        grads = []
+        for function, dtype in ((towers.linear, torch.float32), (torch.nn.functional.linear, torch.float64)):
+            leaves = [t.to(dtype).requires_grad_() for t in (x, w, b)]
+            out = function(*leaves)
+            grads.append([out, *torch.autograd.grad(out, leaves, out_grad.to(dtype))])
+        for mine, right in zip(*grads, strict=True):
+            assert torch.allclose(mine.double(), right, rtol=1e-4, atol=1e-4)
+    assert towers.linear(torch.empty(0, 7), torch.randn(19, 7), torch.randn(19)).shape == (0, 19)
+    assert towers.linear(x.double(), w.double(), b.double()).dtype == torch.float64
