@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 from torch.nn.functional import normalize
 
 from mmts_ray import kernels
-from mmts_ray.kernels.angles import MIN_SINE, AngularShift
+from mmts_ray.kernels.angles import MIN_SINE, AngularShift, turn_
 
 BATCH, WIDTH = 5, 4
 
@@ -299,3 +299,26 @@ def test_a_second_backward_gives_the_same_gradients():
         again = torch.autograd.grad(value * 2, inputs)
         for a, b in zip(first, again):
             assert torch.equal(2 * a, b)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gate", [math.cos(0.3), None], ids=["gate", "floor"])
+def test_a_tile_is_turned_as_a_whole_matrix_is_saturated_cosines_included(dtype, gate):
+    edges = torch.tensor([1.0, -1.0, 1 + 1e-7, -1 - 1e-7, 1 - 1e-7, -1 + 1e-7, 1 - 1e-8], dtype=dtype)
+    s_RC = torch.cat([edges, torch.linspace(-1, 1, 33, dtype=dtype)]).repeat(9, 1)
+    d_RC = torch.linspace(0, 0.6, 9, dtype=dtype)[:, None].expand_as(s_RC).contiguous()
+    # off the diagonal of a larger matrix, which is spared there and unknown to a tile
+    whole_BB, angle_BB = torch.zeros(2, 49, 49, dtype=dtype)
+    whole_BB[:9, 9:], angle_BB[:9, 9:] = s_RC, d_RC
+    whole_BB.requires_grad_()
+    turned_BB = turned(whole_BB, angle_BB, gate)
+    (slope_BB,) = torch.autograd.grad(turned_BB.sum(), whole_BB)
+    tile_RC, slope_RC = s_RC.clone(), torch.empty_like(s_RC)
+    spare = torch.empty_like(s_RC), torch.empty_like(s_RC)
+    turn_(tile_RC, d_RC.cos(), d_RC.sin(), gate, slope_RC, spare)
+    tolerance = 8 * torch.finfo(dtype).eps
+    torch.testing.assert_close(tile_RC, turned_BB[:9, 9:].detach(), rtol=tolerance, atol=tolerance)
+    torch.testing.assert_close(slope_RC, slope_BB[:9, 9:], rtol=tolerance, atol=tolerance)
+    again_RC = s_RC.clone()
+    turn_(again_RC, d_RC.cos(), d_RC.sin(), gate, None, spare)
+    assert torch.equal(again_RC, tile_RC)

@@ -64,6 +64,12 @@ def inputs(dtype, device="cpu"):
     }
 
 
+def generator(device, group):
+    """Workers whose generators are in different states: the first one's draw is everyone's."""
+    rank = 0 if group is None else dist.get_rank(group)
+    return torch.Generator(device).manual_seed(3 + rank)
+
+
 def softmax(temperature="learned", **options):
     """A case: the softmax kernel with these options, each tensor named by its input and sharded."""
 
@@ -76,7 +82,7 @@ def softmax(temperature="learned", **options):
         if given.pop("two_teachers", None):
             given["teacher_BE"] = given["filter_teacher"] = (share["teacher"], share["teacher_text"])
         if given.pop("drawn", None):
-            given["generator"] = torch.Generator(image.device).manual_seed(3)
+            given["generator"] = generator(image.device, group)
         loss, stats = kernels.softmax_loss(
             image, text, chosen[temperature], **given, with_stats=True, impl=impl, group=group
         )
@@ -149,7 +155,7 @@ def scheduled(name):
         if losses.SCHEDULED[name] == "margin":
             given["margin"] = share["margin"]
         if name == "info_nce":
-            given |= {"r_mix": 0.3, "generator": torch.Generator(image.device).manual_seed(3)}
+            given |= {"r_mix": 0.3, "generator": generator(image.device, group)}
             given |= {"angular_margin": 0.3, "teacher_BE": share["teacher"]}
         if name == "max_margin":
             given["relevance_B"] = share["relevance"]

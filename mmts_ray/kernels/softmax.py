@@ -271,6 +271,7 @@ class Softmax(Function):
         tiles = Tiles(case, {IMAGE: image_bD, TEXT: text_bD}, {IMAGE: image_BD, TEXT: text_BD})
         grads = {m: torch.zeros_like(tiles.everyone[m]) if needs[m] else None for m in needs}
         slope_B = torch.zeros_like(scale_B) if ctx.needs_input_grad[2] else None
+        # a tile formed again is the same bit for bit (same shapes and alignment): no pair changes sides of the filter
         walk = _replay(case, kept, image_bD.device) if case.cached else tiles.walk(sloped=True)
         for R, C, product, f_RC, slope_RC in walk:
             g_RC: Tensor | None = None
