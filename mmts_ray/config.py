@@ -18,7 +18,7 @@ from mmts_ray.metrics import head_tail
 from mmts_ray.models import MODELS
 from mmts_ray.recipe import recipe
 from mmts_ray.schedules import SCHEDULES, from_shifts
-from mmts_ray.space import REQUIRED, Choice, Domain, Parameter, declared, did_you_mean
+from mmts_ray.space import REQUIRED, Choice, Parameter, declared, did_you_mean, parse_at
 
 Function = Callable[..., Any]
 NAMED: dict[str, tuple[Mapping[str, Function], str]] = {
@@ -76,7 +76,7 @@ def legal(flat: Mapping[str, Any]) -> dict[str, Parameter]:
         names = Choice(tuple(table), doc=f"which function of {section} is used")
         path = f"{section}.name"
         found[path] = Parameter(name="name", domain=names, default=default)
-        name = _checked(path, names, flat.get(path, default))
+        name = parse_at(path, names, flat.get(path, default))
         found.update({f"{section}.{p.name}": p for p in declared(table[name]).values()})
     for section, function in SINGLE.items():
         found.update({f"{section}.{p.name}": p for p in declared(function).values()})
@@ -94,7 +94,7 @@ def from_flat(flat: Mapping[str, Any]) -> TrialConfig:
     for path, parameter in known.items():
         if path not in flat and parameter.default is REQUIRED:
             raise ValueError(f"{path}: missing; legal is {parameter.domain}")
-        values[path] = _checked(path, parameter.domain, flat.get(path, parameter.default))
+        values[path] = parse_at(path, parameter.domain, flat.get(path, parameter.default))
     _check_together(values)
     return TrialConfig(items=tuple(sorted(values.items())))
 
@@ -117,13 +117,6 @@ def unknown_path(path: str, flat: Mapping[str, Any], known: Mapping[str, Paramet
                 f"legal are {', '.join(here)}"
             )
     return f"{path}: unknown{hint}; legal are {', '.join(here)}"
-
-
-def _checked(path: str, domain: Domain, value: Any) -> Any:
-    try:
-        return domain.parse(value)
-    except ValueError as problem:
-        raise ValueError(f"{path}: {problem}") from None
 
 
 def with_shifts(flat: Mapping[str, Any]) -> dict[str, Any]:

@@ -214,7 +214,7 @@ def parse_distribution(path: str, spec: Any, parameter: Parameter) -> Searched:
         values = spec[kind]
         if not isinstance(values, list) or not values:
             raise ValueError(f"{path}: choice needs a list of values, not {values!r}")
-        domain = Choice(tuple(_parsed(path, outer, value) for value in values))
+        domain = Choice(tuple(parse_at(path, outer, value) for value in values))
         if len(set(map(repr, domain.values))) != len(domain.values):
             raise ValueError(f"{path}: choice lists a value twice: {values}")
     else:
@@ -235,7 +235,7 @@ def _parse_range(path: str, kind: str, ends: Any, outer: Domain) -> Domain:
     if whole != isinstance(outer, Int):
         fitting = "int or logint" if isinstance(outer, Int) else "uniform or loguniform"
         raise ValueError(f"{path}: {kind} does not fit {outer}; use {fitting}")
-    low, high = (_parsed(path, outer, end) for end in ends)
+    low, high = (parse_at(path, outer, end) for end in ends)
     try:
         return (Int if whole else Float)(low, high, log=kind.startswith("log"))
     except ValueError as problem:
@@ -248,7 +248,8 @@ def _parse_when(path: str, when: Any) -> tuple[tuple[str, tuple[Any, ...]], ...]
     return tuple((key, tuple(value) if isinstance(value, list) else (value,)) for key, value in when.items())
 
 
-def _parsed(path: str, domain: Domain, value: Any) -> Any:
+def parse_at(path: str, domain: Domain, value: Any) -> Any:
+    """`domain.parse`, the refusal headed by the path."""
     try:
         return domain.parse(value)
     except ValueError as problem:

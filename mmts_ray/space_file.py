@@ -23,7 +23,18 @@ from typing import Any
 
 from mmts_ray.config import ENCODING, NAMED, SECTIONS, SEED, legal, unknown_path, with_shifts
 from mmts_ray.metrics import METRICS
-from mmts_ray.space import Choice, Float, Int, Parameter, Searched, Text, declared, did_you_mean, parse_distribution
+from mmts_ray.space import (
+    Choice,
+    Float,
+    Int,
+    Parameter,
+    Searched,
+    Text,
+    declared,
+    did_you_mean,
+    parse_at,
+    parse_distribution,
+)
 from mmts_ray.study import STRATEGIES, Resources, StudyConfig, grid
 
 KEYS: dict[str, Any] = {
@@ -107,16 +118,16 @@ def parse(raw: Any, *, overrides: Mapping[str, Any] | None = None, default_name:
         study=_text("study", given["study"] or default_name),
         objective=_objective(given["objective"]),
         strategy=_one_of("strategy", given["strategy"], STRATEGIES),
-        trials=_whole("trials", given["trials"], low=0, high=1_000_000),
-        seed=_whole("seed", given["seed"], low=0, high=2**31 - 1),
+        trials=parse_at("trials", Int(0, 1_000_000), given["trials"]),
+        seed=parse_at("seed", Int(0, 2**31 - 1), given["seed"]),
         fixed=tuple(sorted(with_shifts(fixed).items())),
         searched=searched,
         baselines=_baselines(given["baseline"]),
-        confirm_top=_whole("confirm.top", _part("confirm", given["confirm"]).get("top"), low=0, high=1000),
-        confirm_seeds=_whole("confirm.seeds", _part("confirm", given["confirm"]).get("seeds"), low=1, high=1000),
+        confirm_top=parse_at("confirm.top", Int(0, 1000), _part("confirm", given["confirm"]).get("top")),
+        confirm_seeds=parse_at("confirm.seeds", Int(1, 1000), _part("confirm", given["confirm"]).get("seeds")),
         resources=_resources(_part("resources", given["resources"])),
-        checkpoint_seconds=_number("checkpoint_seconds", given["checkpoint_seconds"], low=0, high=86_400),
-        grid_points=_whole("grid_points", given["grid_points"], low=1, high=1000),
+        checkpoint_seconds=parse_at("checkpoint_seconds", Float(0, 86_400), given["checkpoint_seconds"]),
+        grid_points=parse_at("grid_points", Int(1, 1000), given["grid_points"]),
     )
     _check_study(study)
     return study
@@ -304,9 +315,9 @@ def _resources(value: Mapping[str, Any]) -> Resources:
     merged = {**defaults, **value}
     concurrent = merged["concurrent"]
     resources = Resources(
-        cpus=_number("resources.cpus", merged["cpus"], low=0.01, high=10_000),
-        gpus=_number("resources.gpus", merged["gpus"], low=0, high=1000),
-        concurrent=None if concurrent is None else _whole("resources.concurrent", concurrent, low=1, high=100_000),
+        cpus=parse_at("resources.cpus", Float(0.01, 10_000), merged["cpus"]),
+        gpus=parse_at("resources.gpus", Float(0, 1000), merged["gpus"]),
+        concurrent=None if concurrent is None else parse_at("resources.concurrent", Int(1, 100_000), concurrent),
     )
     return replace(resources, cpus=int(resources.cpus) if float(resources.cpus).is_integer() else resources.cpus)
 
@@ -332,24 +343,6 @@ def _one_of(where: str, value: Any, table: Mapping[str, Any]) -> str:
     if value not in table:
         raise ValueError(f"{where}: {value!r} is unknown{did_you_mean(value, table)}; legal are {', '.join(table)}")
     return str(value)
-
-
-def _whole(where: str, value: Any, *, low: int, high: int) -> int:
-    try:
-        parsed = Int(low, high).parse(value)
-    except ValueError as problem:
-        raise ValueError(f"{where}: {problem}") from None
-    assert parsed is not None
-    return parsed
-
-
-def _number(where: str, value: Any, *, low: float, high: float) -> float:
-    try:
-        parsed = Float(low, high).parse(value)
-    except ValueError as problem:
-        raise ValueError(f"{where}: {problem}") from None
-    assert parsed is not None
-    return parsed
 
 
 def _read_yaml(text: str, path: Path) -> tuple[Any, dict[str, int]]:
