@@ -78,7 +78,8 @@ class TrialActor(tune.Trainable):
                     self._keep_weights(row)
                     return self._end("done")
                 self._maybe_checkpoint(row)
-                if self.options["report_every_row"]:
+                # a scheduler may stop what was sampled; what others are compared with always runs to its end
+                if self.options["report_every_row"] and self.kind == "search":
                     return self._result(row)
             return self._end("done")
         except (MemoryError, torch.cuda.OutOfMemoryError) as problem:

@@ -94,6 +94,7 @@ def test_every_strategy_lives_its_life(strategy, local_ray, tmp_path):
     assert sum(t["kind"] == "search" for t in trials) == count
     assert [t["name"] for t in trials if t["kind"] == "baseline"] == ["plain", "inside"]
     assert [t["trial"] for t in trials][:2] == ["t0000", "t0001"]  # baselines first
+    assert {t["status"] for t in trials if t["kind"] == "baseline"} == {"done"}, "baselines are never stopped"
     assert heard.begun == [(count + 2, 0)]
     assert len(heard.ended) == count + 2
     done = [t for t in trials if t["status"] == "done"]
