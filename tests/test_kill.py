@@ -47,7 +47,14 @@ def start(*words, cwd):
     command = [sys.executable, "-m", "mmts_ray", *map(str, words)]
     environment = {**os.environ, "MMTS_RAY_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        cwd=cwd,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # a test run in the background of a script inherits "ignore Ctrl-C", which Python then keeps
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
