@@ -100,6 +100,7 @@ def search(
         proposals = Proposals(
             study,
             study_dir,
+            known=known,
             plan=[*begun, *baselines],
             data_key=frozen.key,
             sampler=sampler,
@@ -134,7 +135,7 @@ def confirm(
         plan = [*begun, *fresh]
         finished = sum(row["kind"] == "confirm" for row in known.values()) - len(begun)
         progress.begin(planned=len(plan), finished=finished)
-        proposals = Proposals(study, study_dir, plan=plan, data_key=frozen.key, progress=progress)
+        proposals = Proposals(study, study_dir, known=known, plan=plan, data_key=frozen.key, progress=progress)
         _drive(study, study_dir, frozen, proposals, cache_dir=cache_dir, address=address)
 
 
@@ -146,6 +147,7 @@ class Proposals(Searcher):
         study: StudyConfig,
         study_dir: Path,
         *,
+        known: Rows,
         plan: list[Planned],
         data_key: str,
         progress: Progress,
@@ -161,16 +163,19 @@ class Proposals(Searcher):
         self.ledger = results.Ledger(study_dir)
         self.live: dict[str, Planned] = {}  # by Tune's trial id
         self.last: dict[str, dict[str, Any]] = {}
-        known = list(results.trials_of(study_dir).values())
         # what ran or runs, by configuration, with its values once they are known
         self.ran = {
             row["config_hash"]: values_of(study, row) if row["status"] == "done" else None
-            for row in known
+            for row in known.values()
             if row["kind"] != "confirm"
         }
         self.ran |= {p.config.hash: None for p in plan}
         sign = 1 if study.objective[0][1] == "max" else -1
-        done = [(row, values_of(study, row)) for row in known if row["kind"] == "search" and row["status"] == "done"]
+        done = [
+            (row, values_of(study, row))
+            for row in known.values()
+            if row["kind"] == "search" and row["status"] == "done"
+        ]
         self.kept = sorted(((sign * v[0], row["trial"]) for row, v in done if v), reverse=True)[:KEEP_BEST]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
