@@ -1,13 +1,15 @@
 """The ledger: what every trial did, append-only, readable at any moment.
 
 A study's `ledger/` holds JSONL files, one per writing process. A line is one record: a trial's start (it alone carries
-`param.*` and `derived.*`), one of its evaluations, or its end. Keys of a record:
+`param.*` and `derived.*`), one of its evaluations, its end, or a sign of life (none of these: where a process took the
+trial up, and how far it was some seconds later). Keys of a record:
 
     study trial kind name config_hash seed rung step epoch seconds device_seconds global_batch status error time
     param.<path>  derived.<path>  metric.<name>  note
 
 `status`: waiting | running | done | stopped (by the scheduler) | infeasible (non-finite, out of memory) | failed.
-`seconds` counts from the trial's first start, `device_seconds` is seconds x devices; `time` is Unix time.
+`seconds` is the training in the trial's present state: a process that takes it up goes on from its checkpoint's count.
+`device_seconds` is seconds x devices; `time` is Unix time.
 A record is unique on (trial, step, status); the fold keeps the last one written.
 """
 
@@ -90,14 +92,20 @@ def fold(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
     A trial is its start record (params) under its end record (metrics); without an end its status is that of the start.
     A resumed trial repeats the steps after its checkpoint: the last record written wins, and `duplicates` counts those
     folded. Records of one trial may come from several files. `time` is the trial's first start, `end_time` its end,
-    `starts` how often it began to run.
+    `starts` how often it began to run. `device_seconds` of a trial is all that was spent on it, `lost_device_seconds`
+    the part that was trained again because a process died after its last checkpoint.
     """
     starts: dict[str, dict[str, Any]] = {}
     ends: dict[str, dict[str, Any]] = {}
     steps: dict[tuple[str, int], dict[str, Any]] = {}
+    reached: dict[str, float] = {}  # device-seconds of the trial's present state
+    lost: dict[str, float] = {}
     duplicates = 0
     for row in sorted(rows, key=lambda r: r.get("time", 0.0)):
         trial = row["trial"]
+        if (spent := row.get("device_seconds")) is not None and trial not in ends:
+            lost[trial] = lost.get(trial, 0.0) + max(reached.get(trial, 0.0) - spent, 0.0)
+            reached[trial] = spent
         if row.get("status") in FINISHED:
             duplicates += trial in ends
             ends[trial] = row
@@ -105,14 +113,19 @@ def fold(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
             before = starts.get(trial, {"starts": 0, "time": row.get("time")})
             begins = before["starts"] + (row.get("status") == "running")
             starts[trial] = {**row, "time": before["time"], "starts": begins}
-        else:
+        elif any(k.startswith("metric.") for k in row):
             key = (trial, int(row.get("step", 0)))
             duplicates += key in steps
             steps[key] = row
     trials = []
     for trial, start in starts.items():
         end = ends.get(trial, {})
-        trials.append({**start, **end, "time": start["time"], "end_time": end.get("time")})
+        times = {"time": start["time"], "end_time": end.get("time")}
+        spends = {}
+        if trial in reached:
+            again = lost.get(trial, 0.0)
+            spends = {"device_seconds": round(reached[trial] + again, 4), "lost_device_seconds": round(again, 4)}
+        trials.append({**start, **end, **times, **spends})
     return trials, list(steps.values()), duplicates
 
 

@@ -22,6 +22,7 @@ from mmts_ray.recipe import Recipe, stream, torch_stream
 from mmts_ray.schedules import Schedule
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
+Pulse = Callable[[int, int, Callable[[], dict[str, Any]]], None]  # step, finished epochs, how to make a checkpoint
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,18 @@ def schedule_of(config: TrialConfig, total_steps: int, groups: Groups | None) ->
 
 
 def train(
-    config: TrialConfig, data: TrainData, state: dict[str, Any] | None = None, *, test: bool = False
+    config: TrialConfig,
+    data: TrainData,
+    state: dict[str, Any] | None = None,
+    *,
+    test: bool = False,
+    pulse: Pulse | None = None,
 ) -> Iterator[Row]:
     """Train one configuration on one device; from a checkpoint it repeats the straight run bit for bit.
 
     Yields a `Row` after every `eval_every` epochs and after the last; with `test`, the last row has test metrics too.
-    A non-finite loss or parameter ends the run with a row whose `infeasible` names the step.
+    A non-finite loss or parameter ends the run with a row whose `infeasible` names the step. `pulse` is called between
+    rows too, after every step: an epoch can be long, and a checkpoint of any moment continues from that very step.
     """
     recipe: Recipe = config.function("train")(**config.kwargs("train"))
     groups = data.groups(config.name("groups"), config.kwargs("groups"))
@@ -131,21 +138,30 @@ def train(
     total_steps = steps_per_epoch * recipe.epochs
     run = _Run(config=config, data=data, recipe=recipe, schedule=schedule_of(config, total_steps, groups))
     epoch = step = 0
+    within: dict[str, torch.Tensor] = {}  # of a checkpoint from the middle of an epoch
     if state is not None:
         epoch, step = run.restore(state)
+        within = state.get("within", {})
     while epoch < recipe.epochs:
         problem = ""
-        losses = []
+        losses: list[torch.Tensor] = []
         stats: dict[str, torch.Tensor] = {}
         batches = list(_batches(data, recipe, epoch))
         dropout = torch_stream(recipe.seed, "dropout", epoch, data.device)
         mix = torch_stream(recipe.seed, "mix", epoch, data.device)
+        if within:
+            losses = list(within["losses"].to(data.device))
+            dropout.set_state(within["dropout"].cpu())
+            mix.set_state(within["mix"].cpu())
+            within = {}
         run.model.train()
-        for number, rows_B in enumerate(batches):
+        for number, rows_B in enumerate(batches[len(losses) :], len(losses)):
             run.set_lr(recipe.lr_at(step, total_steps))
             loss, stats = run.update(rows_B, step, dropout, mix, with_stats=number == len(batches) - 1)
             losses.append(loss)
             step += 1
+            if pulse is not None and number < len(batches) - 1:
+                pulse(step, epoch, lambda: {**run.state(epoch, step), "within": _within(losses, dropout, mix)})  # noqa: B023
         epoch += 1
         losses_S = torch.stack(losses)
         if not bool(torch.isfinite(losses_S).all()):
@@ -154,6 +170,8 @@ def train(
         elif not all(bool(torch.isfinite(p).all()) for p in run.parameters):
             problem = f"non-finite parameter at step {step - 1}"
         if not problem and epoch % recipe.eval_every and epoch < recipe.epochs:
+            if pulse is not None:
+                pulse(step, epoch, lambda: run.state(epoch, step))  # noqa: B023
             continue
         metrics = {"train_loss": float(losses_S.mean())}
         last = epoch == recipe.epochs
@@ -173,6 +191,11 @@ def train(
         )
         if problem:
             return
+
+
+def _within(losses: list[torch.Tensor], dropout: torch.Generator, mix: torch.Generator) -> dict[str, torch.Tensor]:
+    """What a checkpoint inside an epoch needs besides the model: the losses of the batches done, and the streams."""
+    return {"losses": torch.stack(losses), "dropout": dropout.get_state(), "mix": mix.get_state()}
 
 
 class _Run:

@@ -47,6 +47,38 @@ def test_repeated_steps_and_ends_are_folded_and_counted_and_starts_are_counted(t
     assert (trial["time"], trial["end_time"]) == (1.0, 7.0)
 
 
+def test_device_seconds_count_what_was_trained_twice_and_say_how_much_that_was(tmp_path):
+    """A trial of 2 devices killed twice: at 50 with a checkpoint at 30, and at once at 31; and one never killed."""
+    ledger = results.Ledger(tmp_path)
+    lines = [
+        start("t0000", time=1.0),
+        {"trial": "t0000", "status": "running", "seconds": 0.0, "device_seconds": 0.0, "time": 2.0},
+        {"trial": "t0000", "step": 5, "status": "running", "device_seconds": 80.0, "metric.a": 1, "time": 42.0},
+        {"trial": "t0000", "step": 5, "status": "running", "device_seconds": 100.0, "time": 52.0},  # a sign of life
+        {"trial": "t0000", "step": 3, "status": "running", "device_seconds": 60.0, "time": 90.0},  # taken up again
+        {"trial": "t0000", "step": 4, "status": "running", "device_seconds": 62.0, "time": 91.0},
+        {"trial": "t0000", "step": 3, "status": "running", "device_seconds": 60.0, "time": 95.0},
+        {"trial": "t0000", "step": 5, "status": "running", "device_seconds": 80.0, "metric.a": 1, "time": 105.0},
+    ]
+    for line in lines:
+        ledger.append(line)
+    (trial,), steps, duplicates = results.fold(results.records(tmp_path))
+    assert (trial["device_seconds"], trial["lost_device_seconds"]) == (80 + 40 + 2, 42), "a running trial counts too"
+    ledger.append({"trial": "t0000", "step": 9, "status": "done", "device_seconds": 120.0, "time": 125.0})
+    ledger.append({"trial": "t0000", "step": 9, "status": "done", "device_seconds": 110.0, "time": 126.0})  # an orphan
+    ledger.append(start("t0001", time=3.0))
+    ledger.append({"trial": "t0001", "step": 9, "status": "done", "device_seconds": 7.0, "time": 9.0})
+    ledger.append(start("t0002", time=4.0))
+    trials, steps, duplicates = results.fold(results.records(tmp_path))
+    assert [(t.get("device_seconds"), t.get("lost_device_seconds")) for t in trials] == [
+        (162, 42),
+        (7, 0),
+        (None, None),
+    ]
+    assert [s["time"] for s in steps] == [105.0], "a sign of life is no evaluation"
+    assert duplicates == 2
+
+
 def test_torn_and_foreign_lines_are_skipped(tmp_path):
     ledger = results.Ledger(tmp_path)
     ledger.append(start("t0000"))

@@ -101,6 +101,30 @@ def test_a_resumed_run_equals_the_straight_one_bit_for_bit(kind, data, tmp_path)
         assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_of_any_step_continues_bit_for_bit(kind, data, tmp_path):
+    """Epochs can be long: a lost node costs the seconds since the last checkpoint, wherever in an epoch that was."""
+    config = config_of(kind, **{"train.eval_every": 2})
+    kept = {}
+
+    def keep(step, epoch, state):
+        path = tmp_path / f"{step}.pt"
+        torch.save(state(), path)
+        kept[step] = (epoch, path)
+
+    straight = list(train(config, data, test=True, pulse=keep))
+    per_epoch = straight[-1].step // 4
+    assert [row.epoch for row in straight] == [2, 4]
+    # a pulse after every step but those that a row follows: the row has its own checkpoint
+    assert sorted(kept) == [s for s in range(1, straight[-1].step) if s != straight[0].step]
+    assert {step: epoch for step, (epoch, _) in kept.items()} == {step: step // per_epoch for step in kept}
+    for step in (1, per_epoch - 1, per_epoch, per_epoch + 2, straight[-1].step - 1):
+        resumed = list(train(config, data, torch.load(kept[step][1], weights_only=True), test=True))
+        assert [row.metrics for row in resumed] == [r.metrics for r in straight if r.step > step], step
+        ends = [tensors(rows[-1].state()) for rows in (resumed, straight)]
+        assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True)), step
+
+
 def test_temperatures_of_isogclr_are_in_the_checkpoint_and_only_of_training_samples(data):
     row = list(train(config_of("isogclr", **{"loss.rho": 1.0}), data))[-1]
     remembered = row.state()["remembered"]
