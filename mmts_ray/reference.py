@@ -88,7 +88,7 @@ def resolved(study: StudyConfig) -> dict[str, Any]:
         "study": study.study,
         "objective": dict(study.objective),
         "strategy": study.strategy,
-        "strategy_meaning": STRATEGIES[study.strategy],
+        "strategy_meaning": STRATEGIES[study.strategy].meaning,
         "seed": study.seed,
         "fixed": {k: v for k, v in example.items if k not in searched},
         "search": {e.path: _searched(e) for e in study.searched},

@@ -18,7 +18,7 @@ from optuna.trial import TrialState
 
 from mmts_ray.config import TrialConfig
 from mmts_ray.space import Choice, Domain, Float, Int
-from mmts_ray.study import StudyConfig, grid
+from mmts_ray.study import STRATEGIES, StudyConfig, grid
 
 JOURNAL = "optuna.journal"
 
@@ -127,10 +127,11 @@ class Sampler:
 
     def _sampler(self, count: int) -> optuna.samplers.BaseSampler:
         seed = int(np.random.SeedSequence([self.config.seed, count]).generate_state(1)[0])
-        if self.config.strategy == "nsga2":
+        strategy = STRATEGIES[self.config.strategy].sampler
+        if strategy == "nsga2":
             population = int(np.clip(self.config.trials // 4, 8, 50))
             return optuna.samplers.NSGAIISampler(population_size=population, seed=seed)
-        if self.config.strategy in ("random", "grid"):
+        if strategy in ("random", "grid"):
             return optuna.samplers.RandomSampler(seed=seed)
         return optuna.samplers.TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed)
 

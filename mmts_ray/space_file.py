@@ -11,7 +11,7 @@ search:
 baseline:                           # named points, run first; the first is the default that others must beat
   - {name: fixed temperature, schedule.name: constant, schedule.value: 0.05}
 confirm: {top: 3, seeds: 5}         # fresh-seed reruns
-resources: {cpus: 1, gpus: 0, concurrent: null}
+resources: {workers: 1, cpus_per_worker: 1, gpus_per_worker: 0, concurrent: null}
 checkpoint_seconds: 30              # a killed trial loses at most this much work
 """
 
@@ -47,7 +47,7 @@ KEYS: dict[str, Any] = {
     "search": {},
     "baseline": [],
     "confirm": {"top": 3, "seeds": 5},
-    "resources": {"cpus": 1, "gpus": 0, "concurrent": None},
+    "resources": {"workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0, "concurrent": None},
     "checkpoint_seconds": 30,
     "grid_points": 5,
 }
@@ -314,12 +314,13 @@ def _resources(value: Mapping[str, Any]) -> Resources:
     defaults = KEYS["resources"]
     merged = {**defaults, **value}
     concurrent = merged["concurrent"]
-    resources = Resources(
-        cpus=parse_at("resources.cpus", Float(0.01, 10_000), merged["cpus"]),
-        gpus=parse_at("resources.gpus", Float(0, 1000), merged["gpus"]),
+    cpus = parse_at("resources.cpus_per_worker", Float(0.01, 10_000), merged["cpus_per_worker"])
+    return Resources(
+        workers=parse_at("resources.workers", Int(1, 10_000), merged["workers"]),
+        cpus_per_worker=int(cpus) if float(cpus).is_integer() else cpus,
+        gpus_per_worker=parse_at("resources.gpus_per_worker", Float(0, 1000), merged["gpus_per_worker"]),
         concurrent=None if concurrent is None else parse_at("resources.concurrent", Int(1, 100_000), concurrent),
     )
-    return replace(resources, cpus=int(resources.cpus) if float(resources.cpus).is_integer() else resources.cpus)
 
 
 def _part(key: str, value: Any) -> dict[str, Any]:

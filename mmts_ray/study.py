@@ -3,6 +3,7 @@
 `space_file` reads one from YAML and holds the format.
 """
 
+import dataclasses
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,13 +12,22 @@ from typing import Any
 from mmts_ray.config import ENCODING, NAMED, SEED, TrialConfig, from_flat
 from mmts_ray.space import Choice, Searched, declared, grid_values
 
-# what each strategy is: the sampler that proposes, and whether ASHA stops trials early
+
+@dataclass(frozen=True)
+class Strategy:
+    """The sampler that proposes points, and the scheduler ("" for none) that may end trials early."""
+
+    sampler: str
+    scheduler: str
+    meaning: str
+
+
 STRATEGIES = {
-    "random": "independent random points",
-    "grid": "every combination: all choices, and `grid_points` values of each range",
-    "tpe": "tree-structured Parzen estimator (multivariate), no early stopping",
-    "tpe_asha": "TPE, and ASHA stops the worst two thirds at epochs 1, 3, 9, ...",
-    "nsga2": "genetic search for the trade-off of two or more metrics",
+    "random": Strategy("random", "", "independent random points"),
+    "grid": Strategy("grid", "", "every combination: all choices, and `grid_points` values of each range"),
+    "tpe": Strategy("tpe", "", "tree-structured Parzen estimator (multivariate), no early stopping"),
+    "tpe_asha": Strategy("tpe", "asha", "TPE, and ASHA stops the worst two thirds at epochs 1, 3, 9, ..."),
+    "nsga2": Strategy("nsga2", "", "genetic search for the trade-off of two or more metrics"),
 }
 MAX_GRID = 100_000
 
@@ -26,9 +36,20 @@ MAX_GRID = 100_000
 class Resources:
     """What one trial takes, and how many run at once (None: as many as fit)."""
 
-    cpus: float = 1
-    gpus: float = 0
+    workers: int = 1
+    cpus_per_worker: float = 1
+    gpus_per_worker: float = 0
     concurrent: int | None = None
+
+    @property
+    def cpus(self) -> float:
+        """CPUs of a trial."""
+        return self.workers * self.cpus_per_worker
+
+    @property
+    def gpus(self) -> float:
+        """GPUs of a trial."""
+        return self.workers * self.gpus_per_worker
 
 
 @dataclass(frozen=True)
@@ -98,7 +119,6 @@ def to_dict(study: StudyConfig) -> dict[str, Any]:
         if entry.when:
             spec["when"] = {path: list(values) for path, values in entry.when}
         search[entry.path] = spec
-    resources = study.resources
     return {
         "study": study.study,
         "objective": dict(study.objective),
@@ -109,7 +129,7 @@ def to_dict(study: StudyConfig) -> dict[str, Any]:
         "search": search,
         "baseline": [{"name": name, **dict(items)} for name, items in study.baselines],
         "confirm": {"top": study.confirm_top, "seeds": study.confirm_seeds},
-        "resources": {"cpus": resources.cpus, "gpus": resources.gpus, "concurrent": resources.concurrent},
+        "resources": dataclasses.asdict(study.resources),
         "checkpoint_seconds": study.checkpoint_seconds,
         "grid_points": study.grid_points,
     }

@@ -57,7 +57,7 @@ def bundles() -> list[dict[str, float]]:
     from mmts_ray import space_file
 
     studies = [space_file.load(path) for path in sorted((ROOT / "search_spaces").glob("*.yaml"))]
-    return [{"CPU": s.resources.cpus, "GPU": s.resources.gpus} for s in studies]
+    return [{"CPU": s.resources.cpus_per_worker, "GPU": s.resources.gpus_per_worker} for s in studies]
 
 
 def strings(value: Any) -> list[str]:

@@ -10,7 +10,7 @@ from toy import frozen
 
 from mmts_ray import plan, results, search, space_file
 from mmts_ray.sampler import JOURNAL
-from mmts_ray.trial import WEIGHTS
+from mmts_ray.trial.run import WEIGHTS
 
 pytestmark = pytest.mark.ray
 
@@ -232,10 +232,10 @@ def test_a_space_that_is_used_up_ends_the_search(local_ray, tmp_path):
 
 
 def test_too_large_a_trial_is_refused_with_the_numbers(local_ray, tmp_path):
-    study = space_file.parse({**SPACE, "resources": {"cpus": 64}})
+    study = space_file.parse({**SPACE, "resources": {"cpus_per_worker": 64}})
     with pytest.raises(ValueError, match="a trial needs 64 CPU, the cluster has 2"):
         run(study, tmp_path / "s")
-    study = space_file.parse({**SPACE, "resources": {"gpus": 1}})
+    study = space_file.parse({**SPACE, "resources": {"gpus_per_worker": 1}})
     with pytest.raises(ValueError, match="a trial needs 1 GPU, the cluster has 0"):
         run(study, tmp_path / "s")
 

@@ -201,7 +201,7 @@ FIXED = {
 def test_resuming_and_extending_run_nothing_that_was_planted(tmp_path, local_ray):
     """`last.pt` is the one pickle-like file that a trial does open: it is refused, and only its trial fails."""
     from mmts_ray.cli import main
-    from mmts_ray.trial import LAST, checkpoint_dir
+    from mmts_ray.trial.run import LAST, checkpoint_dir
 
     study_dir, mark = tmp_path / "s", tmp_path / "mark"
     npz = toy.npz(tmp_path)

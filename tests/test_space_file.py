@@ -187,7 +187,11 @@ REFUSED = {
         7,
         ["learnable does not fit loss max_margin", "loss.name=max_margin", "when"],
     ),
-    "resources": (GOOD + "resources: {cpu: 1}\n", 12, ["resources.cpu", "did you mean cpus"]),
+    "resources": (
+        GOOD + "resources: {cpus_per_work: 1}\n",
+        12,
+        ["resources.cpus_per_work", "did you mean cpus_per_worker"],
+    ),
     "parameter at top level": (GOOD + "train.epochs: 3\n", 12, ["train.epochs", "under fixed"]),
     "trials zero": (GOOD.replace("trials: 4", "trials: 0"), 3, ["trials"]),
 }

@@ -1,17 +1,15 @@
-"""A trial inside Ray: a warm actor that keeps torch, the features and the groups between trials.
+"""The life of one trial, without Ray: rows into the ledger, checkpoints, one end.
 
-The actor writes the trial's evaluations and its end to the ledger itself, so that a killed driver loses nothing; it
-keeps its own checkpoints, so that Tune's pickles are never needed.
+Whoever leads it (a warm actor, a worker group, a test) calls `step` until the answer is done. The trial writes its
+evaluations and its end to the ledger itself, so that a killed driver loses nothing; it keeps its own checkpoints, so
+that Tune's pickles are never needed.
 """
 
-import fcntl
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-
-from ray import tune
 
 from mmts_ray import results
 from mmts_ray.config import from_flat
@@ -24,43 +22,29 @@ def checkpoint_dir(study_dir: str | Path, trial: str) -> Path:
     return Path(study_dir) / "checkpoints" / trial
 
 
-class TrialActor(tune.Trainable):
-    """Tune's class trainable; `reuse_actors=True` sends it one trial after another."""
+class TrialRun:
+    """One trial from its start or its checkpoint to its end; `data` is a `train.TrainData`.
 
-    def setup(  # type: ignore[override]
-        self, config: dict[str, Any], *, frozen: Any, study_dir: str, options: dict[str, Any]
+    `task` holds plain values: `trial` (its id), `kind`, `flat` (its configuration). `options` holds `gpus` (devices of
+    the trial), `checkpoint_seconds` and `report_every_row` (a scheduler wants to see every evaluation).
+    """
+
+    def __init__(
+        self,
+        task: dict[str, Any],
+        data: Any,
+        *,
+        ledger: results.Ledger,
+        study_dir: str | Path,
+        options: dict[str, Any],
     ) -> None:
-        import torch
-
-        from mmts_ray.train import TrainData
-
-        torch.set_num_threads(max(1, int(options["cpus"])))
-        self.study_dir = Path(study_dir)
-        self.options = options
-        self.ledger = results.Ledger(study_dir)
-        # held while this process lives: a resumed driver waits until the trials of the killed one have ended
-        self.alive = (self.study_dir / "actors.lock").open("a")
-        fcntl.flock(self.alive, fcntl.LOCK_SH)
-        device = "cuda" if options["gpus"] > 0 and torch.cuda.is_available() else "cpu"
-        self.data = TrainData(frozen, device=device, cache_dir=Path(options["cache_dir"]))
-        self._begin(config)
-
-    def reset_config(self, new_config: dict[str, Any]) -> bool:
-        self._begin(new_config)
-        return True
-
-    def _begin(self, config: dict[str, Any]) -> None:
+        self.trial, self.kind, self.flat = task["trial"], task["kind"], task["flat"]
+        self.data, self.ledger, self.options = data, ledger, options
+        self.folder = checkpoint_dir(study_dir, self.trial)
         self.rows: Iterator[Any] | None = None
-        if self.data.device == "cuda":
-            import torch
-
-            torch.cuda.empty_cache()
-        self.trial = config["trial"]
-        self.kind = config["kind"]
-        self.flat = config["flat"]
+        self.last_row: Any = None
         self.before = 0.0  # seconds spent before the checkpoint we continue from
         self.started = self.saved = time.monotonic()
-        self.folder = checkpoint_dir(self.study_dir, self.trial)
 
     def step(self) -> dict[str, Any]:
         """Train up to the next evaluation that the scheduler wants to see, or to the end when none decides."""
@@ -93,9 +77,7 @@ class TrialActor(tune.Trainable):
         from mmts_ray.train import train
 
         config = from_flat(self.flat)
-        self.batch = config.kwargs("train")["batch_size"]
         self.epochs = config.kwargs("train")["epochs"]
-        self.last_row = None
         state = self._load_checkpoint()
         return train(config, self.data, state, test=self.kind == "confirm")
 
@@ -115,7 +97,7 @@ class TrialActor(tune.Trainable):
         )
 
     def _end(self, status: str, *, error: str | None = None) -> dict[str, Any]:
-        row = getattr(self, "last_row", None)
+        row = self.last_row
         metrics = {} if row is None or status != "done" else row.metrics
         self.ledger.append(
             {
@@ -169,13 +151,3 @@ class TrialActor(tune.Trainable):
         temporary = self.folder / f".{WEIGHTS}.{os.getpid()}"
         save_file(tensors, temporary, metadata={"trial": self.trial, "config_hash": state["config_hash"]})
         os.replace(temporary, self.folder / WEIGHTS)
-
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Nothing: checkpoints are ours (see the module docstring)."""
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Nothing: `_start` continues from our own checkpoint."""
-
-    def cleanup(self) -> None:
-        self.ledger.close()
-        self.alive.close()

@@ -1,0 +1,84 @@
+"""Ray Tune runs what the proposals hand out, in warm actors."""
+
+import logging
+import os
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+
+# Tune's own loggers and snapshots cost more than a short trial, and nothing of ours reads them
+os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("TUNE_GLOBAL_CHECKPOINT_S", "86400")
+os.environ.setdefault("TUNE_DISABLE_STRICT_METRIC_CHECKING", "1")  # an infeasible trial has no metric
+os.environ.setdefault("TUNE_DISABLE_SIGINT_HANDLER", "1")  # Ctrl-C is ours: stop, say how to resume
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
+
+import numpy as np
+import ray
+from ray import tune
+
+from mmts_ray.features import Frozen
+from mmts_ray.search.proposals import Proposals
+from mmts_ray.search.schedulers import scheduler_of
+from mmts_ray.study import StudyConfig
+from mmts_ray.trial.actor import TrialActor
+
+
+def drive(
+    study: StudyConfig, study_dir: Path, frozen: Frozen, proposals: Proposals, *, cache_dir: Path, address: str
+) -> None:
+    """Run what `proposals` hands out until it has nothing left."""
+    if not proposals.plan and proposals.wanted <= 0:
+        return
+    own_ray = not ray.is_initialized()
+    if own_ray:
+        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+    try:
+        resources = study.resources
+        total = ray.cluster_resources()
+        for key, need in (("CPU", resources.cpus), ("GPU", resources.gpus)):
+            if need > total.get(key, 0):
+                raise ValueError(
+                    f"resources: a trial needs {need:g} {key}, the cluster has {total.get(key, 0):g}; "
+                    f"lower resources.{key.lower()}s"
+                )
+        fitting = int(total["CPU"] // resources.cpus)
+        if resources.gpus:
+            fitting = min(fitting, int(total["GPU"] / resources.gpus))
+        concurrent = min(fitting, resources.concurrent or fitting)
+        scheduler = scheduler_of(study) if proposals.sampler is not None else None
+        options = {
+            "cpus": resources.cpus,
+            "gpus": resources.gpus,
+            "cache_dir": str(cache_dir),
+            "checkpoint_seconds": study.checkpoint_seconds,
+            "report_every_row": scheduler is not None,
+        }
+        # plain arrays, not memory maps: the object store then shares them between actors without a copy
+        frozen = replace(frozen, image_NI=np.asarray(frozen.image_NI), text_UT=np.asarray(frozen.text_UT))
+        actor = tune.with_parameters(TrialActor, frozen=frozen, study_dir=str(study_dir.absolute()), options=options)
+        tuner = tune.Tuner(
+            tune.with_resources(actor, {"CPU": resources.cpus, "GPU": resources.gpus}),
+            tune_config=tune.TuneConfig(
+                search_alg=proposals,
+                scheduler=scheduler,
+                num_samples=-1,
+                max_concurrent_trials=concurrent,
+                reuse_actors=True,
+            ),
+            run_config=tune.RunConfig(
+                name=f"{time.time_ns()}",
+                storage_path=str((study_dir / "ray").absolute()),
+                verbose=0,
+                # a dead process: once more from the trial's own checkpoint; errors inside a trial are not retried
+                failure_config=tune.FailureConfig(max_failures=1),
+                log_to_file=False,
+            ),
+        )
+        tuner.fit()
+    finally:
+        proposals.ledger.close()
+        shutil.rmtree(study_dir / "ray", ignore_errors=True)  # Tune's pickles: nothing of ours reads them
+        if own_ray:
+            ray.shutdown()

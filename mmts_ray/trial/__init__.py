@@ -1,0 +1,1 @@
+"""A trial where it runs: its life without Ray (`run`) and the Ray actor that leads it (`actor`)."""

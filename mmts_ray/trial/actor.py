@@ -1,0 +1,56 @@
+"""A warm actor for trials of one worker: torch, the features and the groups stay loaded between trials."""
+
+import fcntl
+from pathlib import Path
+from typing import Any
+
+from ray import tune
+
+from mmts_ray import results
+from mmts_ray.trial.run import TrialRun
+
+
+class TrialActor(tune.Trainable):
+    """Tune's class trainable; `reuse_actors=True` sends it one trial after another."""
+
+    def setup(  # type: ignore[override]
+        self, config: dict[str, Any], *, frozen: Any, study_dir: str, options: dict[str, Any]
+    ) -> None:
+        import torch
+
+        from mmts_ray.train import TrainData
+
+        torch.set_num_threads(max(1, int(options["cpus"])))
+        self.study_dir = Path(study_dir)
+        self.options = options
+        self.ledger = results.Ledger(study_dir)
+        # held while this process lives: a resumed driver waits until the trials of the killed one have ended
+        self.alive = (self.study_dir / "actors.lock").open("a")
+        fcntl.flock(self.alive, fcntl.LOCK_SH)
+        device = "cuda" if options["gpus"] > 0 and torch.cuda.is_available() else "cpu"
+        self.data = TrainData(frozen, device=device, cache_dir=Path(options["cache_dir"]))
+        self._begin(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        self._begin(new_config)
+        return True
+
+    def _begin(self, config: dict[str, Any]) -> None:
+        if self.data.device == "cuda":
+            import torch
+
+            torch.cuda.empty_cache()
+        self.run = TrialRun(config, self.data, ledger=self.ledger, study_dir=self.study_dir, options=self.options)
+
+    def step(self) -> dict[str, Any]:
+        return self.run.step()
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Nothing: checkpoints are the trial's own (see `run`)."""
+
+    def load_checkpoint(self, checkpoint: Any) -> None:
+        """Nothing: the trial continues from its own checkpoint."""
+
+    def cleanup(self) -> None:
+        self.ledger.close()
+        self.alive.close()
