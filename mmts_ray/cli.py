@@ -139,6 +139,10 @@ def _parser() -> argparse.ArgumentParser:
     report = verb("report", _report, "write the robustness report: one offline HTML file and its JSON twin")
     report.add_argument("study", metavar="STUDY", type=Path)
     report.add_argument("--json", action="store_true", help="print the summary as JSON")
+    report.add_argument(
+        "--plan", nargs="?", const="", metavar="FILE",
+        help="instead: which runs are missing, why and at what cost, for `extend --plan` (default STUDY/plan.yaml)",
+    )  # fmt: skip
 
     collect = verb("collect", _collect, "rebuild results.parquet, one row per trial, from the ledger")
     collect.add_argument("study", metavar="STUDY", type=Path)
@@ -335,6 +339,12 @@ def _status(args: argparse.Namespace) -> int:
 def _report(args: argparse.Namespace) -> int:
     from mmts_ray.analysis import report
 
+    if args.plan is not None:
+        from mmts_ray.analysis import plan, tables
+
+        path = Path(args.plan) if args.plan else args.study / "plan.yaml"
+        print(plan.text(plan.write(tables.load(args.study), path), args.study, path))
+        return 0
     path = report.write(args.study)
     summary = report.summary(args.study)
     print(json.dumps(summary, indent=2) if args.json else report.text(summary))

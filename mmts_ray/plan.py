@@ -9,7 +9,6 @@ from mmts_ray import results
 from mmts_ray.config import TrialConfig, from_flat
 from mmts_ray.study import StudyConfig
 
-FRESH_SEEDS = 1000  # confirm's seeds start here, so that they never meet a seed of the search
 Rows = dict[str, dict[str, Any]]  # the ledger's trials by id
 
 
@@ -47,7 +46,7 @@ def confirmations(study: StudyConfig, known: Rows, *, top: int, seeds: int) -> l
     done = {(row["config_hash"], int(row["seed"])) for row in known.values() if row["kind"] == "confirm"}
     wanted = [
         (name, config.with_seed(seed))
-        for seed in range(FRESH_SEEDS, FRESH_SEEDS + seeds)
+        for seed in range(results.FRESH_SEEDS, results.FRESH_SEEDS + seeds)
         for name, config in candidates(study, known, top)
         if (config.hash, seed) not in done
     ]

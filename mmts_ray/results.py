@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 1
-KINDS = ("baseline", "search", "confirm")
+# confirm: a known configuration on fresh seeds; probe: a planned step away from one, its role in its name; control: a
+# random point that no scheduler stops
+KINDS = ("baseline", "search", "confirm", "probe", "control")
+FRESH_SEEDS = 1000  # fresh seeds start here, so that they never meet a seed of the search
 FINISHED = ("done", "stopped", "infeasible", "failed")
 KEYS = (
     "study", "trial", "kind", "name", "config_hash", "seed", "rung", "step", "epoch", "seconds",
