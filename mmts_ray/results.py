@@ -76,17 +76,62 @@ def _plain(record: dict[str, Any]) -> dict[str, Any]:
     return out
 
 
-def records(study_dir: str | Path) -> Iterator[dict[str, Any]]:
-    """Every whole record of a study, in order of writing within each file; a torn line is skipped."""
+def records(study_dir: str | Path, *, steps: bool = True) -> Iterator[dict[str, Any]]:
+    """Every whole record of a study, in order of writing within each file; a torn line is skipped.
+
+    Without `steps` the evaluations of running trials are passed over unparsed, where a line shows by its bytes alone
+    that it is one: `fold` then gives the same trials, and its steps and duplicates mean nothing.
+    """
     for path in sorted((Path(study_dir) / "ledger").glob("*.jsonl")):
-        with path.open(encoding="utf8", errors="replace") as lines:
-            for line in lines:
-                try:
-                    record = json.loads(line)
-                except json.JSONDecodeError:
-                    continue  # torn by a kill; the trial that wrote it repeats the step
-                if isinstance(record, dict) and "trial" in record:
-                    yield record
+        with path.open("rb", buffering=1 << 20) as lines:
+            yield from _parsed(lines, steps)
+
+
+def _parsed(lines: Iterable[bytes], steps: bool) -> Iterator[dict[str, Any]]:
+    for line in lines:
+        if not steps and _is_step(line):
+            continue
+        try:
+            record = json.loads(line.decode("utf8", errors="replace"))
+        except json.JSONDecodeError:
+            continue  # torn by a kill; the trial that wrote it repeats the step
+        if isinstance(record, dict) and "trial" in record:
+            yield record
+
+
+def _is_step(line: bytes) -> bool:
+    """Whether no reading of this line can make it a start or an end: its last status is "running", it has no param.
+
+    A backslash could hide either word, so such a line is never judged by its bytes.
+    """
+    status = line.find(b'"status": "running"')
+    return status > 0 and line.find(b'"status"', status + 1) < 0 and b'"param.' not in line and b"\\" not in line
+
+
+class Follow:
+    """Reads a ledger that grows: each `new` gives the whole records written since the one before."""
+
+    def __init__(self, study_dir: str | Path, *, steps: bool = True) -> None:
+        self.folder, self.steps = Path(study_dir) / "ledger", steps
+        self._read: dict[Path, int] = {}  # bytes consumed, by file
+
+    def new(self) -> list[dict[str, Any]]:
+        """The records since the last call, in order of writing within each file; a line still being written waits."""
+        found: list[dict[str, Any]] = []
+        for path in sorted(self.folder.glob("*.jsonl")):
+            start = self._read.get(path, 0)
+            if path.stat().st_size <= start:
+                continue
+            with path.open("rb", buffering=1 << 20) as file:
+                file.seek(start)
+                for line in file:
+                    whole = line.endswith(b"\n")
+                    rows = list(_parsed([line], self.steps))
+                    if whole or rows:  # a last line without its newline counts once it can be read, as in `records`
+                        start += len(line)
+                        found += rows
+            self._read[path] = start
+        return found
 
 
 def fold(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
@@ -134,7 +179,7 @@ def fold(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
 
 def trials_of(study_dir: str | Path) -> dict[str, dict[str, Any]]:
     """The trials of a study folder by id, each a plain record."""
-    trials, _, _ = fold(records(study_dir))
+    trials, _, _ = fold(records(study_dir, steps=False))
     return {row["trial"]: row for row in trials}
 
 

@@ -157,3 +157,77 @@ def test_collect_gives_a_row_per_trial_and_keeps_types(tmp_path):
     assert frame["metric.val_r1"].tolist()[1] == 0.5
     assert frame.loc[0, "param.loss.name"] == "siglip"
     assert json.loads(frame.loc[0, "note"]) == ["a", "b"]
+
+
+def messy_ledger(folder, seed):
+    """Several writers, repeated and shuffled records, torn, foreign and oddly spelled lines."""
+    import numpy as np
+
+    rng = np.random.default_rng(seed)
+    lines = []
+    for n in range(30):
+        odd = ('q"\\é', '"status": "running"', '"param.x"')
+        name = odd[n % 3] if rng.random() < 0.3 else f"n{n}"
+        head = {"trial": f"t{int(rng.integers(0, 8)):04d}", "time": float(rng.integers(0, 20))}
+        record = [
+            {**head, "name": name, "status": str(rng.choice(["running", "waiting"])), "param.train.lr": 0.1, "seed": n},
+            {**head, "step": int(rng.integers(0, 4)), "status": "running", "metric.val_r1": n / 10},
+            {**head, "step": 9, "status": str(rng.choice(results.FINISHED)), "error": name, "metric.val_r1": n / 10},
+            {**head, "status": "running", "error": '{"status": "done"}'},
+            {**head, "status": "running", "nested": {"status": "done", "param.y": 1}},
+        ][int(rng.choice(5, p=[0.3, 0.3, 0.3, 0.05, 0.05]))]
+        text = json.dumps(record, separators=(",", ":") if rng.random() < 0.2 else None)
+        if rng.random() < 0.1:  # the same record, spelled so that its bytes hide what it is
+            text = text.replace("status", "\\u0073tatus").replace("param.", "\\u0070aram.")
+        if rng.random() < 0.1:
+            text = text[:-1] + ', "status": "done"}'  # a key given twice: the last one counts
+        if rng.random() < 0.15:
+            text = text[: int(rng.integers(0, len(text)))]
+        lines += [text.encode()] * (2 if rng.random() < 0.2 else 1)
+    lines += [b"[1]", b"", b"3", b'{"trial": 1', b"\xff\xfe"]
+    order = rng.permutation(len(lines))
+    (folder / "ledger").mkdir(parents=True)
+    for part in range(3):
+        raw = b"\n".join(lines[i] for i in order[part::3])
+        (folder / "ledger" / f"w-{part}.jsonl").write_bytes(raw + (b"\n" if rng.random() < 0.5 else b""))
+    return folder
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_passing_over_steps_unparsed_gives_exactly_the_trials_of_the_whole_fold(seed, tmp_path):
+    folder = messy_ledger(tmp_path / "s", seed)
+    trials, _, _ = results.fold(results.records(folder))
+    assert results.fold(results.records(folder, steps=False))[0] == trials
+    assert len(list(results.records(folder, steps=False))) <= len(list(results.records(folder)))
+    assert results.trials_of(folder) == {row["trial"]: row for row in trials}
+
+
+def test_steps_as_the_platform_writes_them_are_passed_over(tmp_path):
+    ledger = results.Ledger(tmp_path)
+    ledger.append(start("t0000"))
+    for step in range(5):
+        ledger.append({"trial": "t0000", "step": step, "status": "running", "metric.val_r1": 0.1})
+    ledger.append({"trial": "t0000", "step": 9, "status": "done"})
+    assert len(list(results.records(tmp_path, steps=False))) == 2
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_following_a_growing_ledger_gives_every_record_once(seed, tmp_path):
+    whole = messy_ledger(tmp_path / "whole", seed)
+    growing = tmp_path / "growing"
+    (growing / "ledger").mkdir(parents=True)
+    follow, seen, places = results.Follow(growing), [], {}
+    while True:
+        grew = False
+        for path in sorted((whole / "ledger").iterdir()):
+            raw, place = path.read_bytes(), places.get(path, 0)
+            with (growing / "ledger" / path.name).open("ab") as copy:  # pieces that cut lines anywhere
+                copy.write(raw[place : place + 97])
+            places[path] = place + 97
+            grew = grew or place < len(raw)
+        seen += follow.new()
+        if not grew:
+            break
+    key = lambda record: json.dumps(record, sort_keys=True)  # noqa: E731
+    assert sorted(map(key, seen)) == sorted(map(key, results.records(whole)))
+    assert follow.new() == []
