@@ -13,6 +13,7 @@ baseline:                           # named points, run first; the first is the 
 confirm: {top: 3, seeds: 5}         # fresh-seed reruns
 resources: {workers: 1, cpus_per_worker: 1, gpus_per_worker: 0, concurrent: null}
 checkpoint_seconds: 30              # a killed trial loses at most this much work
+loggers: [tensorboard]              # also mlflow, wandb: see `loggers`
 """
 
 import re
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mmts_ray.config import ENCODING, NAMED, SECTIONS, SEED, legal, unknown_path, with_shifts
+from mmts_ray.loggers import LOGGERS
 from mmts_ray.metrics import METRICS
 from mmts_ray.space import (
     Choice,
@@ -50,6 +52,7 @@ KEYS: dict[str, Any] = {
     "resources": {"workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0, "concurrent": None},
     "checkpoint_seconds": 30,
     "grid_points": 5,
+    "loggers": [],
 }
 
 
@@ -128,6 +131,7 @@ def parse(raw: Any, *, overrides: Mapping[str, Any] | None = None, default_name:
         resources=_resources(_part("resources", given["resources"])),
         checkpoint_seconds=parse_at("checkpoint_seconds", Float(0, 86_400), given["checkpoint_seconds"]),
         grid_points=parse_at("grid_points", Int(1, 1000), given["grid_points"]),
+        loggers=_loggers(given["loggers"]),
     )
     _check_study(study)
     return study
@@ -321,6 +325,13 @@ def _resources(value: Mapping[str, Any]) -> Resources:
         gpus_per_worker=parse_at("resources.gpus_per_worker", Float(0, 1000), merged["gpus_per_worker"]),
         concurrent=None if concurrent is None else parse_at("resources.concurrent", Int(1, 100_000), concurrent),
     )
+
+
+def _loggers(value: Any) -> tuple[str, ...]:
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)):
+        raise ValueError(f"loggers: needs a list of {', '.join(LOGGERS)}, not {value!r}")
+    return tuple(dict.fromkeys(_one_of("loggers", name, LOGGERS) for name in names))
 
 
 def _part(key: str, value: Any) -> dict[str, Any]:

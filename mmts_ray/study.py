@@ -69,6 +69,7 @@ class StudyConfig:
     resources: Resources
     checkpoint_seconds: float
     grid_points: int
+    loggers: tuple[str, ...] = ()
 
     def trial_config(self, point: Mapping[str, Any]) -> TrialConfig:
         """The complete configuration of a sampled point; an explicit train.seed in `fixed` or the point wins."""
@@ -132,6 +133,7 @@ def to_dict(study: StudyConfig) -> dict[str, Any]:
         "resources": dataclasses.asdict(study.resources),
         "checkpoint_seconds": study.checkpoint_seconds,
         "grid_points": study.grid_points,
+        "loggers": list(study.loggers),
     }
 
 
