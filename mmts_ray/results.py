@@ -100,12 +100,18 @@ def _parsed(lines: Iterable[bytes], steps: bool) -> Iterator[dict[str, Any]]:
 
 
 def _is_step(line: bytes) -> bool:
-    """Whether no reading of this line can make it a start or an end: its last status is "running", it has no param.
+    """Whether no reading of this line can change a trial of `fold`: it is no start, no end, and counts no device-seconds.
 
-    A backslash could hide either word, so such a line is never judged by its bytes.
+    A backslash could hide any of these words, so such a line is not judged by its bytes.
     """
     status = line.find(b'"status": "running"')
-    return status > 0 and line.find(b'"status"', status + 1) < 0 and b'"param.' not in line and b"\\" not in line
+    return (
+        status > 0
+        and line.find(b'"status"', status + 1) < 0
+        and b'"param.' not in line
+        and b'"device_seconds"' not in line
+        and b"\\" not in line
+    )
 
 
 class Follow:

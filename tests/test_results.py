@@ -172,13 +172,23 @@ def messy_ledger(folder, seed):
         record = [
             {**head, "name": name, "status": str(rng.choice(["running", "waiting"])), "param.train.lr": 0.1, "seed": n},
             {**head, "step": int(rng.integers(0, 4)), "status": "running", "metric.val_r1": n / 10},
-            {**head, "step": 9, "status": str(rng.choice(results.FINISHED)), "error": name, "metric.val_r1": n / 10},
+            {**head, "step": 2, "status": "running", "device_seconds": float(rng.integers(0, 9))},
+            {
+                **head,
+                "step": 9,
+                "device_seconds": 3.0,
+                "status": str(rng.choice(results.FINISHED)),
+                "error": name,
+                "metric.val_r1": n / 10,
+            },
             {**head, "status": "running", "error": '{"status": "done"}'},
             {**head, "status": "running", "nested": {"status": "done", "param.y": 1}},
-        ][int(rng.choice(5, p=[0.3, 0.3, 0.3, 0.05, 0.05]))]
+        ][int(rng.choice(6, p=[0.2, 0.3, 0.2, 0.2, 0.05, 0.05]))]
         text = json.dumps(record, separators=(",", ":") if rng.random() < 0.2 else None)
         if rng.random() < 0.1:  # the same record, spelled so that its bytes hide what it is
-            text = text.replace("status", "\\u0073tatus").replace("param.", "\\u0070aram.")
+            text = (
+                text.replace("status", "\\u0073tatus").replace("aram.", "\\u0061ram.").replace("vice_", "\\u0076ice_")
+            )
         if rng.random() < 0.1:
             text = text[:-1] + ', "status": "done"}'  # a key given twice: the last one counts
         if rng.random() < 0.15:
