@@ -100,7 +100,7 @@ def _parsed(lines: Iterable[bytes], steps: bool) -> Iterator[dict[str, Any]]:
 
 
 def _is_step(line: bytes) -> bool:
-    """Whether no reading of this line can change a trial of `fold`: it is no start, no end, and counts no device-seconds.
+    """Whether no reading of this line can change a trial: it is no start, no end, and counts no device-seconds.
 
     A backslash could hide any of these words, so such a line is not judged by its bytes.
     """
