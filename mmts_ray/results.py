@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
 
 SCHEMA = 1
@@ -210,6 +211,30 @@ def collect(study_dir: str | Path) -> Path:
     trials.to_parquet(temporary)
     os.replace(temporary, path)
     return path
+
+
+def write_ranks(study_dir: str | Path, trial: str, columns: "dict[str, np.ndarray]") -> None:
+    """Write `ranks/TRIAL.parquet`, what each query of the test split scored, whole or not at all; nothing if empty."""
+    if not columns:
+        return
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    path = Path(study_dir) / "ranks" / f"{trial}.parquet"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    parquet.write_table(pa.table(columns), temporary, compression="zstd")
+    os.replace(temporary, path)
+
+
+def read_ranks(study_dir: str | Path, trial: str) -> "pd.DataFrame | None":
+    """The table that `write_ranks` wrote, or None when there is none or it is no parquet."""
+    import pandas as pd
+
+    try:
+        return pd.read_parquet(Path(study_dir) / "ranks" / f"{trial}.parquet")
+    except (OSError, ValueError):  # pyarrow's ArrowInvalid is a ValueError
+        return None
 
 
 def write_meta(study_dir: str | Path, meta: dict[str, Any]) -> None:

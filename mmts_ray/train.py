@@ -17,7 +17,7 @@ from mmts_ray.config import TrialConfig
 from mmts_ray.features import Frozen
 from mmts_ray.groups import Groups, cached
 from mmts_ray.losses import SCHEDULED, STATE, advance
-from mmts_ray.metrics import evaluate
+from mmts_ray.metrics import TERCILES, evaluate, ranks
 from mmts_ray.recipe import Recipe, stream, torch_stream
 from mmts_ray.schedules import Schedule
 
@@ -35,6 +35,7 @@ class Row:
     notes: tuple[str, ...]
     state: Callable[[], dict[str, Any]]
     infeasible: str = ""
+    ranks: Callable[[], dict[str, np.ndarray]] | None = None  # with the test metrics: what each query scored
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,7 @@ def train(
             notes=groups.notes + data.frozen.notes,
             state=lambda epoch=epoch, step=step: run.state(epoch, step),  # type: ignore[misc]
             infeasible=problem,
+            ranks=(lambda: _ranks(run, TEST)) if last and test and not problem else None,
         )
         if problem:
             return
@@ -278,6 +280,10 @@ class _Run:
             kwargs |= {"state": self.remembered, "image_B": image_B, "text_B": self.text_M[rows_B]}
         out = self.objective(image_BD, text_BD, with_stats=with_stats, **kwargs)
         out.loss.backward()
+        stats = dict(out.stats)
+        if with_stats:
+            gradients = [p.grad for p in self.parameters if p.grad is not None]
+            stats["gradient_norm"] = torch.nn.utils.get_total_norm(gradients)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         if self.remembered:
@@ -285,7 +291,7 @@ class _Run:
         if self.schedule.learnable:
             low, high = math.log(self.schedule.low), math.log(self.schedule.high)
             self.learned["log_temperature"].data.clamp_(low, high)
-        return out.loss.detach(), out.stats
+        return out.loss.detach(), stats
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
         """A checkpoint: tensors and plain values only, so that it loads with `weights_only`."""
@@ -347,21 +353,47 @@ def _batches(data: TrainData, recipe: Recipe, epoch: int) -> Iterator[torch.Tens
 @torch.no_grad()
 def _evaluate(run: _Run, which: int, *, final: bool) -> dict[str, float]:
     """Metrics of one split, over its unique captions."""
-    data = run.data
-    split = data.split(which)
+    split = run.data.split(which)
     if len(split.images) < 2:
         return {}
-    run.model.eval()
-    # head, middle and tail are those of one fixed grouping, so that trials with other `groups.*` stay comparable
-    groups = data.groups(*run.config.function("eval")(**run.config.kwargs("eval")))
-    image_ND = run.model.image(run.image_NI[split.images])
-    text_UD = run.model.text(run.text_UT[split.texts])
+    image_ND, text_UD = _embedded(run, split)
     return evaluate(
         image_ND,
         text_UD,
         split.pair_image,
         split.pair_text,
-        tercile_P=groups.tercile_M[split.rows],
+        tercile_P=_terciles(run, split),
         final=final,
         seed=run.recipe.seed,
     )
+
+
+def _ranks(run: _Run, which: int) -> dict[str, np.ndarray]:
+    """What each image of a split scored as a query: its row, the rank of its first right caption, its groups.
+
+    `image` int32 rows of the data; `i2t` int32, wrong captions before the best right one; `tail`, `mid`, `head` bool,
+    whether a caption of the image is in such a group. Empty when the split has fewer than two images.
+    """
+    split = run.data.split(which)
+    if len(split.images) < 2:
+        return {}
+    with torch.no_grad():
+        i2t_N = ranks(*_embedded(run, split), split.pair_image, split.pair_text)
+    pair_image, tercile_P = split.pair_image.cpu().numpy(), _terciles(run, split)
+    out = {"image": split.images.cpu().numpy().astype(np.int32), "i2t": i2t_N.cpu().numpy().astype(np.int32)}
+    for place, name in enumerate(TERCILES):
+        out[name] = np.zeros(len(i2t_N), dtype=bool)
+        out[name][pair_image[tercile_P == place]] = True
+    return out
+
+
+def _embedded(run: _Run, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
+    """Unit rows of a split's images and unique captions."""
+    run.model.eval()
+    return run.model.image(run.image_NI[split.images]), run.model.text(run.text_UT[split.texts])
+
+
+def _terciles(run: _Run, split: Split) -> np.ndarray:
+    """Tail, middle or head of each pair, by one fixed grouping, so that trials with other `groups.*` are comparable."""
+    groups = run.data.groups(*run.config.function("eval")(**run.config.kwargs("eval")))
+    return groups.tercile_M[split.rows]

@@ -241,3 +241,18 @@ def test_following_a_growing_ledger_gives_every_record_once(seed, tmp_path):
     key = lambda record: json.dumps(record, sort_keys=True)  # noqa: E731
     assert sorted(map(key, seen)) == sorted(map(key, results.records(whole)))
     assert follow.new() == []
+
+
+def test_ranks_are_written_whole_and_what_is_no_parquet_is_not_there(tmp_path):
+    import numpy as np
+
+    columns = {"image": np.arange(4, dtype=np.int32), "tail": np.array([True, False, True, False])}
+    results.write_ranks(tmp_path, "c0001", columns)
+    results.write_ranks(tmp_path, "c0002", {})
+    assert [path.name for path in (tmp_path / "ranks").iterdir()] == ["c0001.parquet"]
+    found = results.read_ranks(tmp_path, "c0001")
+    assert found["image"].tolist() == [0, 1, 2, 3]
+    assert found["tail"].tolist() == [True, False, True, False]
+    (tmp_path / "ranks" / "c0001.parquet").write_bytes(b"PAR1 torn")
+    assert results.read_ranks(tmp_path, "c0001") is None
+    assert results.read_ranks(tmp_path, "c0002") is None

@@ -148,6 +148,10 @@ def test_confirm_reruns_baselines_and_winners_on_shared_fresh_seeds_once(local_r
     by_name = {t["name"]: t["config_hash"] for t in rerun}
     assert by_name[ranked[0]["trial"]] == ranked[0]["config_hash"]
     assert all("metric.test_i2t_r1" in t for t in rerun)
+    ranks = [results.read_ranks(tmp_path / "s", trial["trial"]) for trial in rerun]
+    recall = [trial["metric.test_i2t_r1"] for trial in rerun]
+    assert [(found["i2t"] < 1).mean() for found in ranks] == pytest.approx(recall)
+    assert len(list((tmp_path / "s" / "ranks").iterdir())) == len(rerun)
     assert confirm(study, tmp_path / "s", top=2, seeds=2).ended == []
     assert len(confirm(study, tmp_path / "s", top=2, seeds=3).ended) == 4
 

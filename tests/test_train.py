@@ -314,3 +314,22 @@ def test_linear_and_its_gradients_are_those_of_torch_whichever_library_multiplie
             assert torch.allclose(mine.double(), right, rtol=1e-4, atol=1e-4)
     assert towers.linear(torch.empty(0, 7), torch.randn(19, 7), torch.randn(19)).shape == (0, 19)
     assert towers.linear(x.double(), w.double(), b.double()).dtype == torch.float64
+
+
+def test_the_ranks_of_the_test_queries_give_back_its_recalls(data):
+    config = config_of("mm-ts")
+    rows = list(train(config, data, test=True))
+    assert [row.ranks is None for row in rows] == [True, True, True, False]
+    found, metrics = rows[-1].ranks(), rows[-1].metrics
+    assert set(found["image"]) == set(data.split(2).images.tolist())
+    assert (found["i2t"] < 5).mean() == pytest.approx(metrics["test_i2t_r5"])
+    for group in ("head", "mid", "tail"):
+        assert found[group].sum() == metrics[f"test_n_{group}"]
+        assert (found["i2t"][found[group]] < 1).mean() == pytest.approx(metrics[f"test_{group}_r1"])
+    assert list(train(config, data))[-1].ranks is None
+
+
+def test_the_gradient_norm_is_that_of_the_last_batch(data):
+    row = list(train(config_of("constant", **{"train.epochs": 1, "train.lr": 1e-7}), data))[-1]
+    grown = list(train(config_of("constant", **{"train.epochs": 1, "train.lr": 1e-7, "schedule.value": 0.5}), data))[-1]
+    assert 0 < grown.metrics["train_gradient_norm"] < row.metrics["train_gradient_norm"]

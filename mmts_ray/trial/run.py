@@ -40,7 +40,7 @@ class TrialRun:
     ) -> None:
         self.trial, self.kind, self.flat = task["trial"], task["kind"], task["flat"]
         self.data, self.ledger, self.options = data, ledger, options
-        self.folder = checkpoint_dir(study_dir, self.trial)
+        self.study_dir, self.folder = study_dir, checkpoint_dir(study_dir, self.trial)
         self.rows: Iterator[Any] | None = None
         self.last_row: Any = None
         self.before = 0.0  # seconds spent before the checkpoint we continue from
@@ -60,6 +60,8 @@ class TrialRun:
                 self._record(row)
                 if row.epoch >= self.epochs:
                     self._keep_weights(row)
+                    if row.ranks is not None:
+                        results.write_ranks(self.study_dir, self.trial, row.ranks())
                     return self._end("done")
                 self._maybe_checkpoint(row)
                 # a scheduler may stop what was sampled; what others are compared with always runs to its end
