@@ -239,6 +239,7 @@ def _train(args: argparse.Namespace) -> int:
 
 def _search(args: argparse.Namespace) -> int:
     from mmts_ray import folder
+    from mmts_ray.features import default_cache_dir
 
     study = _load(args)
     args.out = args.out or Path("studies") / study.study
@@ -247,7 +248,8 @@ def _search(args: argparse.Namespace) -> int:
         return _run_search(args, study, args.out, _features(study, quiet=args.quiet))
     folder.refuse_existing(args.out)
     frozen = _features(study, quiet=args.quiet)
-    folder.create(study, args.out, frozen, command=" ".join(["mmts-ray", *sys.argv[1:]]))
+    command = " ".join(["mmts-ray", *sys.argv[1:]])
+    folder.create(study, args.out, frozen, command=command, cache_dir=default_cache_dir())
     return _run_search(args, study, args.out, frozen)
 
 
@@ -268,10 +270,11 @@ def _resume(args: argparse.Namespace) -> int:
 
 def _extend(args: argparse.Namespace) -> int:
     from mmts_ray import folder
+    from mmts_ray.features import default_cache_dir
 
     study = folder.extended(folder.open_study(args.study), trials=args.trials, space=args.space)
     frozen = _features(study, quiet=args.quiet)
-    folder.update(study, args.study, frozen)
+    folder.update(study, args.study, frozen, cache_dir=default_cache_dir())
     return _run_search(args, study, args.study, frozen)
 
 

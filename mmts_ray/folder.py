@@ -18,6 +18,7 @@ from typing import Any
 from mmts_ray import __version__, results
 from mmts_ray.config import legal
 from mmts_ray.features import Frozen
+from mmts_ray.health import health
 from mmts_ray.space import Choice, Float
 from mmts_ray.space_file import load
 from mmts_ray.study import StudyConfig, to_dict
@@ -62,11 +63,11 @@ def same_study(study: StudyConfig, study_dir: Path) -> StudyConfig:
     return kept
 
 
-def create(study: StudyConfig, study_dir: Path, frozen: Frozen, *, command: str) -> None:
-    """Write meta.json and then study.yaml, whose presence makes the folder a study."""
+def create(study: StudyConfig, study_dir: Path, frozen: Frozen, *, command: str, cache_dir: Path | None = None) -> None:
+    """Write meta.json and then study.yaml, whose presence makes the folder a study; groups are kept in `cache_dir`."""
     refuse_existing(study_dir)
     study_dir.mkdir(parents=True, exist_ok=True)
-    results.write_meta(study_dir, describe(study, frozen, command=command))
+    results.write_meta(study_dir, describe(study, frozen, command=command, cache_dir=cache_dir))
     save(study, study_dir)
 
 
@@ -99,16 +100,18 @@ def extended(study: StudyConfig, *, trials: int, space: Path | None) -> StudyCon
     return replace(study, trials=study.trials + trials)
 
 
-def update(study: StudyConfig, study_dir: Path, frozen: Frozen) -> None:
+def update(study: StudyConfig, study_dir: Path, frozen: Frozen, *, cache_dir: Path | None = None) -> None:
     """Write a changed study; meta.json keeps the command and date of the first run."""
     before = results.read_meta(study_dir)
-    meta = describe(study, frozen, command=before["command"])
+    meta = describe(study, frozen, command=before["command"], cache_dir=cache_dir)
     results.write_meta(study_dir, {**meta, "created": before["created"]})
     save(study, study_dir)
 
 
-def describe(study: StudyConfig, frozen: Frozen, *, command: str) -> dict[str, Any]:
+def describe(study: StudyConfig, frozen: Frozen, *, command: str, cache_dir: Path | None = None) -> dict[str, Any]:
     """What the analysis needs to know beside the ledger."""
+    config = study.trial_config(study.example())
+    source, kwargs = config.function("eval")(**config.kwargs("eval"))
     return {
         "study": study.study,
         "objective": dict(study.objective),
@@ -133,6 +136,7 @@ def describe(study: StudyConfig, frozen: Frozen, *, command: str) -> dict[str, A
             "test": int((frozen.split_N == 2).sum()),
             "notes": list(frozen.notes),
             **frozen.names,
+            "health": health(frozen, source=source, kwargs=kwargs, cache_dir=cache_dir),
         },
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
