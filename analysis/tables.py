@@ -20,7 +20,10 @@ from mmts_ray import results
 
 STATES = ("done", "stopped", "infeasible", "failed", "running", "waiting")
 TEXT_COLUMNS = ("study", "trial", "kind", "name", "config_hash", "status", "error", "note")
-NUMBER_COLUMNS = ("seed", "rung", "step", "epoch", "seconds", "device_seconds", "global_batch", "time", "end_time")
+NUMBER_COLUMNS = (
+    "seed", "rung", "step", "epoch", "seconds", "device_seconds", "lost_device_seconds", "global_batch", "time",
+    "end_time",
+)  # fmt: skip
 SHARE = re.compile(r"(^|_)(r\d+|recall|accuracy|map|ndcg|share)$")
 RECALL = re.compile(r"(?:(?<=_)|^)r(\d+)$")
 DIRECTIONS = {"i2t": "image-to-text", "t2i": "text-to-image", "mid": "middle"}

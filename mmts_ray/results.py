@@ -13,6 +13,7 @@ trial up, and how far it was some seconds later). Keys of a record:
 A record is unique on (trial, step, status); the fold keeps the last one written.
 """
 
+import glob
 import json
 import os
 import socket
@@ -43,8 +44,7 @@ class Ledger:
     def __init__(self, study_dir: str | Path) -> None:
         folder = Path(study_dir) / "ledger"
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"{socket.gethostname()}-{os.getpid()}-{time.time_ns()}.jsonl"
-        self.path = folder / name
+        self.path = folder / f"{_writer()}{time.time_ns()}.jsonl"
         self._fd: int | None = None
 
     def append(self, record: dict[str, Any]) -> None:
@@ -64,6 +64,15 @@ class Ledger:
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
+
+
+def _writer() -> str:
+    return f"{socket.gethostname()}-{os.getpid()}-"
+
+
+def own_files(study_dir: str | Path) -> list[Path]:
+    """The ledger files that this process writes."""
+    return sorted((Path(study_dir) / "ledger").glob(f"{glob.escape(_writer())}*.jsonl"))
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ baseline:                           # named points, run first; the first is the 
   - {name: fixed temperature, schedule.name: constant, schedule.value: 0.05}
 confirm: {top: 3, seeds: 5}         # fresh-seed reruns
 resources: {workers: 1, cpus_per_worker: 1, gpus_per_worker: 0, concurrent: null}
-checkpoint_seconds: 30              # a killed trial loses at most this much work
+checkpoint_seconds: 30              # a killed trial loses at most this much work (0: what follows an evaluation)
 loggers: [tensorboard]              # also mlflow, wandb: see `loggers`
 """
 

@@ -27,6 +27,7 @@ def read(study_dir: Path) -> dict[str, Any]:
         "kinds": {kind: sum(t["kind"] == kind for t in trials) for kind in results.KINDS},
         "wanted": meta["trials"],
         "device_hours": sum(t.get("device_seconds") or 0 for t in trials) / 3600,
+        "lost_device_hours": sum(t.get("lost_device_seconds") or 0 for t in trials) / 3600,
         "first_error": next((f"{t['trial']}: {t.get('error')}" for t in trials if t["status"] == "failed"), None),
         "best": best
         and {
@@ -42,9 +43,11 @@ def text(now: dict[str, Any]) -> str:
     """`read` in a few lines."""
     counts = ", ".join(f"{n} {status}" for status, n in sorted(now["counts"].items())) or "none yet"
     kinds = ", ".join(f"{n} {kind}" for kind, n in now["kinds"].items() if n)
+    lost = now["lost_device_hours"]
     lines = [
         f"{now['study']} ({now['folder']}): {counts}" + (f" ({kinds})" if kinds else ""),
-        f"device-hours {now['device_hours']:.3g}",
+        f"device-hours {now['device_hours']:.3g}"
+        + (f", {lost:.2g} of them trained again after a kill" if lost else ""),
     ]
     best = now["best"]
     if best:

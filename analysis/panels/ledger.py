@@ -34,7 +34,7 @@ def ledger(study: Study) -> Finding:
         columns=["kind", "state", "n", "share", "hours"],
     )
     tally = {state: int((trials["state"] == state).sum()) for state in STATES}
-    seconds = float(trials["device_seconds"].sum())
+    seconds, again = (float(trials[name].sum()) for name in ("device_seconds", "lost_device_seconds"))
     lost = trials[trials["state"].isin(["infeasible", "failed"])]
     counted = lost["error"].fillna("no message").map(first_line).value_counts()
     errors = pd.DataFrame(sorted(counted.items(), key=lambda item: (-item[1], item[0])), columns=["error", "n"])
@@ -50,6 +50,7 @@ def ledger(study: Study) -> Finding:
             **tally,
             "runs": len(trials),
             "device_seconds": seconds,
+            "lost_device_seconds": again,
             "duplicates": study.duplicates,
             "orphans": study.orphans,
             "ledger_hash": study.ledger_hash,
@@ -57,6 +58,9 @@ def ledger(study: Study) -> Finding:
         sentences=(
             f"{count(study.duplicates, 'duplicate')} folded; the last one written counts. Only finished runs are "
             f"compared: stopped ones never reach a picture. Ledger hash {short_hash(study.ledger_hash)}.",
+            f"Of the device time {duration(again)} was trained again, because a process or machine was lost."
+            if again
+            else "No device time was lost to kills.",
         ),
         checks=tuple([*_sameness(study), *_completeness(study, tally), *_notes(study)]),
     )

@@ -7,7 +7,7 @@ that Tune's pickles are never needed.
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from mmts_ray.config import from_flat
 
 LAST = "last.pt"
 WEIGHTS = "weights.safetensors"
+ALIVE_SECONDS = 10.0  # between two signs of life, from which the ledger knows what a kill has cost
 
 
 def checkpoint_dir(study_dir: str | Path, trial: str) -> Path:
@@ -44,7 +45,7 @@ class TrialRun:
         self.rows: Iterator[Any] | None = None
         self.last_row: Any = None
         self.before = 0.0  # seconds spent before the checkpoint we continue from
-        self.started = self.saved = time.monotonic()
+        self.started = self.saved = self.alive = time.monotonic()
 
     def step(self) -> dict[str, Any]:
         """Train up to the next evaluation that the scheduler wants to see, or to the end when none decides."""
@@ -63,7 +64,8 @@ class TrialRun:
                     if row.ranks is not None:
                         results.write_ranks(self.study_dir, self.trial, row.ranks())
                     return self._end("done")
-                self._maybe_checkpoint(row)
+                if time.monotonic() - self.saved >= self.options["checkpoint_seconds"]:
+                    self._checkpoint(row.state)
                 # a scheduler may stop what was sampled; what others are compared with always runs to its end
                 if self.options["report_every_row"] and self.kind == "search":
                     return self._result(row)
@@ -81,10 +83,28 @@ class TrialRun:
         config = from_flat(self.flat)
         self.epochs = config.kwargs("train")["epochs"]
         state = self._load_checkpoint()
-        return train(config, self.data, state, test=self.kind == "confirm")
+        self._sign_of_life(*((state["step"], state["epoch"]) if state else (0, 0)))
+        return train(config, self.data, state, test=self.kind == "confirm", pulse=self._pulse)
 
-    def _seconds(self) -> float:
-        return self.before + time.monotonic() - self.started
+    def _pulse(self, step: int, epoch: int, state: Callable[[], dict[str, Any]]) -> None:
+        """Between evaluations, which can lie far apart: a checkpoint when it is due, or a sign of life."""
+        now, most = time.monotonic(), self.options["checkpoint_seconds"]
+        if most and now - self.saved >= most:
+            self._checkpoint(state)
+        if now - self.alive >= ALIVE_SECONDS:
+            self._sign_of_life(step, epoch)
+
+    def _seconds(self) -> dict[str, float]:
+        """Training in this trial's present state, and the same times its devices."""
+        seconds = self.before + time.monotonic() - self.started
+        return {
+            "seconds": round(seconds, 4),
+            "device_seconds": round(seconds * max(1.0, self.options["gpus"]), 4),
+        }
+
+    def _sign_of_life(self, step: int, epoch: int) -> None:
+        self.alive = time.monotonic()
+        self.ledger.append({"trial": self.trial, "step": step, "epoch": epoch, **self._seconds(), "status": "running"})
 
     def _record(self, row: Any) -> None:
         self.ledger.append(
@@ -92,11 +112,13 @@ class TrialRun:
                 "trial": self.trial,
                 "step": row.step,
                 "epoch": row.epoch,
-                "seconds": round(self._seconds(), 4),
+                "seconds": self._seconds()["seconds"],  # not device_seconds: readers pass over what counts none
                 "status": "running",
                 **{f"metric.{k}": v for k, v in row.metrics.items()},
             }
         )
+        if time.monotonic() - self.alive >= ALIVE_SECONDS:
+            self._sign_of_life(row.step, row.epoch)
 
     def _end(self, status: str, *, error: str | None = None) -> dict[str, Any]:
         row = self.last_row
@@ -106,8 +128,7 @@ class TrialRun:
                 "trial": self.trial,
                 "step": row.step if row else 0,
                 "epoch": row.epoch if row else 0,
-                "seconds": round(self._seconds(), 4),
-                "device_seconds": round(self._seconds() * max(1.0, self.options["gpus"]), 4),
+                **self._seconds(),
                 "status": status,
                 "error": error,
                 "note": list(row.notes) if row and row.notes else None,
@@ -119,17 +140,15 @@ class TrialRun:
         return {"status": status, "error": error or "", "done": True, "epoch": row.epoch if row else 0, **metrics}
 
     def _result(self, row: Any) -> dict[str, Any]:
-        seconds = round(self._seconds(), 4)
+        seconds = self._seconds()["seconds"]
         return {"status": "running", "epoch": row.epoch, "step": row.step, "seconds": seconds, **row.metrics}
 
-    def _maybe_checkpoint(self, row: Any) -> None:
+    def _checkpoint(self, state: Callable[[], dict[str, Any]]) -> None:
         import torch
 
-        if time.monotonic() - self.saved < self.options["checkpoint_seconds"]:
-            return
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".{LAST}.{os.getpid()}"
-        torch.save({"seconds": self._seconds(), "train": row.state()}, temporary)
+        torch.save({"seconds": self._seconds()["seconds"], "train": state()}, temporary)
         os.replace(temporary, self.folder / LAST)
         self.saved = time.monotonic()
 
