@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mmts_ray.kernels import Shard
 from mmts_ray.recipe import torch_stream
 
 
@@ -30,16 +31,18 @@ class Heads(torch.nn.Module):
         self.image_dropout = image_dropout
         self.text_dropout = text_dropout
 
-    def image(self, features_BI: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Unit image embeddings (B, D); dropout only when a generator is given."""
+    def image(
+        self, features_BI: Tensor, generator: torch.Generator | None = None, shard: Shard | None = None
+    ) -> Tensor:
+        """Unit image embeddings (B, D); dropout only when a generator is given, as `drop` does it."""
         if generator is not None:
-            features_BI = drop(features_BI, self.image_dropout, generator)
+            features_BI = drop(features_BI, self.image_dropout, generator, shard)
         return functional.normalize(linear(features_BI, self.image_weight, self.image_bias), dim=1)
 
-    def text(self, features_BT: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Unit text embeddings (B, D); dropout only when a generator is given."""
+    def text(self, features_BT: Tensor, generator: torch.Generator | None = None, shard: Shard | None = None) -> Tensor:
+        """Unit text embeddings (B, D); dropout only when a generator is given, as `drop` does it."""
         if generator is not None:
-            features_BT = drop(features_BT, self.text_dropout, generator)
+            features_BT = drop(features_BT, self.text_dropout, generator, shard)
         return functional.normalize(linear(features_BT, self.text_weight, self.text_bias), dim=1)
 
 
@@ -87,10 +90,11 @@ def _uniform(shape: tuple[int, ...], *, fan_in: int, generator: torch.Generator)
     return torch.nn.Parameter(torch.empty(shape).uniform_(-bound, bound, generator=generator))
 
 
-def drop(x: Tensor, p: float, generator: torch.Generator) -> Tensor:
+def drop(x: Tensor, p: float, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
     """Dropout with an explicit generator: zero with probability p, scale the rest by 1 / (1 - p).
 
-    p is rounded to 1/65536. Sixteen random bits an element, taken four at a time from 64-bit draws: on a CPU this
+    With a shard, x is this worker's rows of a batch and loses what the whole batch would lose in these rows; every
+    worker draws for the whole batch, so that generators stay in step. p is rounded to 1/65536. Sixteen random bits an element, taken four at a time from 64-bit draws: on a CPU this
     is five times as fast as a Bernoulli draw per element, which is a quarter of a training step here.
     """
     if p == 0:
@@ -99,8 +103,10 @@ def drop(x: Tensor, p: float, generator: torch.Generator) -> Tensor:
     cut = min(levels - 1, round(p * levels))
     if cut == 0:
         return x
-    count = -(-x.numel() // 4)
+    width = x.shape[1:].numel()
+    first, whole = (0, len(x)) if shard is None else (shard.start, shard.batch)
+    count = -(-whole * width // 4)
     words = torch.empty(count, dtype=torch.int64, device=x.device).random_(-(2**63), None, generator=generator)
-    bits = words.view(torch.int16)[: x.numel()].view(x.shape)
+    bits = words.view(torch.int16)[first * width : first * width + x.numel()].view(x.shape)
     keep = (bits >= lowest + cut).view(torch.int8)  # a float times an int8 is faster than times a bool
     return (x * keep).mul_(levels / (levels - cut))

@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from mmts_ray.config import TrialConfig
 from mmts_ray.features import Frozen
 from mmts_ray.groups import Groups, cached
+from mmts_ray.kernels import Shard
 from mmts_ray.losses import SCHEDULED, STATE, advance
 from mmts_ray.metrics import TERCILES, evaluate, ranks
 from mmts_ray.recipe import Recipe, stream, torch_stream
@@ -122,12 +124,18 @@ def train(
     *,
     test: bool = False,
     pulse: Pulse | None = None,
+    group: dist.ProcessGroup | None = None,
 ) -> Iterator[Row]:
-    """Train one configuration on one device; from a checkpoint it repeats the straight run bit for bit.
+    """Train one configuration; from a checkpoint it repeats the straight run bit for bit.
 
     Yields a `Row` after every `eval_every` epochs and after the last; with `test`, the last row has test metrics too.
     A non-finite loss or parameter ends the run with a row whose `infeasible` names the step. `pulse` is called between
     rows too, after every step: an epoch can be long, and a checkpoint of any moment continues from that very step.
+
+    With a `group` this process is one worker of several, each with all the data on its own device: every global batch
+    is split in rank order, losses and gradients are those of the whole batch, and initialisation, order, dropout and
+    mixing are those of one process, whatever the number of workers. Every worker yields the same rows; RuntimeError
+    when they come to differ.
     """
     recipe: Recipe = config.function("train")(**config.kwargs("train"))
     groups = data.groups(config.name("groups"), config.kwargs("groups"))
@@ -137,7 +145,8 @@ def train(
     samples = len(train_rows) if recipe.captions == "all" else len(data.split(TRAIN).images)
     steps_per_epoch = recipe.steps_per_epoch(samples)
     total_steps = steps_per_epoch * recipe.epochs
-    run = _Run(config=config, data=data, recipe=recipe, schedule=schedule_of(config, total_steps, groups))
+    schedule = schedule_of(config, total_steps, groups)
+    run = _Run(config=config, data=data, recipe=recipe, schedule=schedule, group=group)
     epoch = step = 0
     within: dict[str, torch.Tensor] = {}  # of a checkpoint from the middle of an epoch
     if state is not None:
@@ -181,11 +190,14 @@ def train(
             metrics |= {f"val_{k}": v for k, v in _evaluate(run, VALIDATION, final=last).items()}
             if last and test:
                 metrics |= {f"test_{k}": v for k, v in _evaluate(run, TEST, final=True).items()}
-            # a split without, say, tail queries has no tail recall: only what was computed must be finite
+        # a split without, say, tail queries has no tail recall: only what was computed must be finite
+        metrics = {k: v for k, v in metrics.items() if math.isfinite(v)}
+        if group is not None:
+            metrics = _agreed(metrics, group, data.device)
         yield Row(
             step=step,
             epoch=epoch,
-            metrics={k: v for k, v in metrics.items() if math.isfinite(v)},
+            metrics=metrics,
             notes=groups.notes + data.frozen.notes,
             state=lambda epoch=epoch, step=step: run.state(epoch, step),  # type: ignore[misc]
             infeasible=problem,
@@ -200,11 +212,50 @@ def _within(losses: list[torch.Tensor], dropout: torch.Generator, mix: torch.Gen
     return {"losses": torch.stack(losses), "dropout": dropout.get_state(), "mix": mix.get_state()}
 
 
+def _agreed(metrics: dict[str, float], group: dist.ProcessGroup, device: str) -> dict[str, float]:
+    """The first worker's metrics, on all; RuntimeError when a worker has others."""
+    mine = torch.tensor([len(metrics), *metrics.values()], dtype=torch.float64, device=device)
+    count = torch.tensor([len(mine), -len(mine)], device=device)
+    dist.all_reduce(count, dist.ReduceOp.MAX, group=group)
+    if int(count.sum()):
+        raise RuntimeError(f"workers disagree on which metrics there are: {sorted(metrics)} on one of them")
+    both = torch.stack([mine, -mine])
+    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
+    first = mine if dist.get_rank(group) == 0 else torch.zeros_like(mine)
+    dist.all_reduce(first, group=group)
+    for name, value, difference in zip(metrics, first[1:].tolist(), both.sum(0)[1:].tolist(), strict=True):
+        if difference > 1e-6 * max(1.0, abs(value)):
+            raise RuntimeError(f"workers disagree on {name}: {value:g} on the first, {difference:g} apart")
+    return dict(zip(metrics, first[1:].tolist(), strict=True))
+
+
+class _Both(torch.nn.Module):
+    """Both towers, and what the objective learns, in one call: what DistributedDataParallel wraps."""
+
+    def __init__(self, towers: Any, learned: dict[str, torch.nn.Parameter]) -> None:
+        super().__init__()
+        self.towers, self.learned = towers, torch.nn.ParameterDict(learned)
+
+    def forward(
+        self, image_BI: torch.Tensor, text_BT: torch.Tensor, dropout: torch.Generator, shard: Shard
+    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
+        image_BD = self.towers.image(image_BI, dropout, shard)
+        return image_BD, self.towers.text(text_BT, dropout, shard), dict(self.learned.items())
+
+
 class _Run:
     """Model, optimiser and the learnable part of the objective of one trial."""
 
-    def __init__(self, *, config: TrialConfig, data: TrainData, recipe: Recipe, schedule: Schedule) -> None:
-        self.config, self.data, self.recipe, self.schedule = config, data, recipe, schedule
+    def __init__(
+        self,
+        *,
+        config: TrialConfig,
+        data: TrainData,
+        recipe: Recipe,
+        schedule: Schedule,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self.config, self.data, self.recipe, self.schedule, self.group = config, data, recipe, schedule, group
         model = config.kwargs("model")
         self.image_NI = data.images(standardise=model["standardise"])
         self.text_UT = data.texts()
@@ -225,6 +276,9 @@ class _Run:
                 bias = torch.tensor(float(self.objective_kwargs.pop("bias")), device=data.device)
                 self.learned["bias"] = torch.nn.Parameter(bias)
         self.parameters += self.learned.values()
+        self.both: Callable[..., Any] = _Both(self.model, self.learned)
+        if group is not None:
+            self.both = torch.nn.parallel.DistributedDataParallel(self.both, process_group=group)  # type: ignore[arg-type]
         shift = schedule.shift_M
         varies = isinstance(shift, np.ndarray) and np.ptp(shift) > 0
         self.shift_M = torch.from_numpy(np.asarray(shift, dtype=np.float32)).to(data.device) if varies else None
@@ -254,17 +308,22 @@ class _Run:
     def update(
         self, rows_B: torch.Tensor, step: int, dropout: torch.Generator, mix: torch.Generator, *, with_stats: bool
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """One optimiser step on the given caption rows; returns the detached loss and the objective's statistics."""
+        """One optimiser step on the caption rows of the whole batch; returns the detached loss and its statistics."""
+        shard = self._shard(len(rows_B))
+        rows_B = rows_B[shard.own]
         image_B = self.image_M[rows_B]
         # index_select: three times as fast as indexing with a tensor
-        image_BD = self.model.image(self.image_NI.index_select(0, image_B), dropout)
-        text_BD = self.model.text(self.text_UT.index_select(0, self.text_M[rows_B]), dropout)
+        image_BI = self.image_NI.index_select(0, image_B)
+        text_BT = self.text_UT.index_select(0, self.text_M[rows_B])
+        image_BD, text_BD, learned = self.both(image_BI, text_BT, dropout, shard)
         value: Any
         kwargs: dict[str, Any] = dict(self.objective_kwargs)
+        if self.group is not None:
+            kwargs["group"] = self.group
         if self.schedule.learnable:
-            value = self.learned["log_temperature"].exp()
-            if "bias" in self.learned:
-                kwargs["bias"] = self.learned["bias"]
+            value = learned["log_temperature"].exp()
+            if "bias" in learned:
+                kwargs["bias"] = learned["bias"]
         else:
             base = self.schedule.base(step)
             value = base + self.shift if self.shift_M is None else base + self.shift_M[rows_B]
@@ -292,6 +351,14 @@ class _Run:
             low, high = math.log(self.schedule.low), math.log(self.schedule.high)
             self.learned["log_temperature"].data.clamp_(low, high)
         return out.loss.detach(), stats
+
+    def _shard(self, rows: int) -> Shard:
+        """This worker's share of a batch: an even, contiguous part, in rank order."""
+        if self.group is None:
+            return Shard(None, 0, (rows,))
+        workers = dist.get_world_size(self.group)
+        sizes = tuple(rows // workers + (rank < rows % workers) for rank in range(workers))
+        return Shard(self.group, dist.get_rank(self.group), sizes)
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
         """A checkpoint: tensors and plain values only, so that it loads with `weights_only`."""

@@ -21,9 +21,10 @@ from mmts_ray.kernels.angles import at_least_float32, gram
 from mmts_ray.kernels.choice import hinge_loss, potential_loss, sigmoid_loss, softmax_loss
 from mmts_ray.kernels.dense import log_potential, symmetric_cross_entropy
 from mmts_ray.kernels.masks import mix_masks, same_id, same_id_pairs, share
-from mmts_ray.kernels.workers import gather_rows, mean_rows
+from mmts_ray.kernels.workers import Shard, gather_rows, mean_rows
 
 __all__ = [
+    "Shard",
     "at_least_float32",
     "gather_rows",
     "gram",

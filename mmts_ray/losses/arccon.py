@@ -53,7 +53,7 @@ def arccon(
     from mmts_ray.kernels.angles import MIN_SINE
     from mmts_ray.kernels.masks import FLOOR
 
-    checked_batch(image_BD, text_BD)
+    checked_batch(image_BD, text_BD, group=group)
     checked_choice(directions=(directions, DIRECTIONS))
     with torch.autocast(image_BD.device.type, enabled=False):
         image_BD, text_BD = kernels.at_least_float32(image_BD, text_BD)

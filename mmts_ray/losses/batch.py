@@ -23,10 +23,12 @@ ANGLE_EDGE = Choice(
 )
 
 
-def checked_batch(first_BD: "Tensor", *others_BD: "Tensor", what: str = "image and text") -> int:
-    """The batch size; ValueError unless all are one non-empty (B, D)."""
+def checked_batch(
+    first_BD: "Tensor", *others_BD: "Tensor", what: str = "image and text", group: "ProcessGroup | None" = None
+) -> int:
+    """The batch size; ValueError unless all are one (B, D), which only a worker among several may have empty."""
     shapes = [tuple(x.shape) for x in (first_BD, *others_BD)]
-    if first_BD.ndim != 2 or len(set(shapes)) > 1 or not len(first_BD):
+    if first_BD.ndim != 2 or len(set(shapes)) > 1 or not (len(first_BD) or group is not None):
         given = ", ".join(str(s) for s in shapes)
         raise ValueError(f"embeddings: {what} {given} must be one non-empty (B, D)")
     return len(first_BD)

@@ -121,7 +121,7 @@ def info_nce(
 
     from mmts_ray import kernels
 
-    checked_batch(image_BD, text_BD)
+    checked_batch(image_BD, text_BD, group=group)
     checked_choice(
         mix_mode=(mix_mode, MIX_MODE),
         angle_edge=(angle_edge, ANGLE_EDGE),

@@ -110,7 +110,7 @@ def isogclr(
 
     from mmts_ray import kernels
 
-    checked_batch(image_BD, text_BD)
+    checked_batch(image_BD, text_BD, group=group)
     checked_choice(mass_floor=(mass_floor, MASS_FLOOR))
     if getattr(temperature, "requires_grad", False):
         raise ValueError("loss.isogclr: learns its temperatures itself; legal is a schedule that is constant or cosine")

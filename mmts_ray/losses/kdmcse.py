@@ -114,7 +114,7 @@ def kdmcse(
 
     from mmts_ray import kernels
 
-    checked_batch(grounded1_BG, grounded2_BG, image_BG, text_BG, what="grounded views, image and text")
+    checked_batch(grounded1_BG, grounded2_BG, image_BG, text_BG, what="grounded views, image and text", group=group)
     checked_choice(
         branches=(branches, BRANCHES),
         soft_label_source=(soft_label_source, SOFT_LABEL_SOURCE),
@@ -123,7 +123,7 @@ def kdmcse(
         impl=(impl, IMPL),
     )
     if soft_label_source == "paper" or image_threshold is not None or filter_source == "code":
-        checked_batch(teacher_image_BE, teacher_text_BE, what="teacher image and text")
+        checked_batch(teacher_image_BE, teacher_text_BE, what="teacher image and text", group=group)
     simple = simcse(
         view1_BD,
         view2_BD,

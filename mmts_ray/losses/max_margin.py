@@ -41,7 +41,7 @@ def max_margin(
 
     from mmts_ray import kernels
 
-    checked_batch(image_BD, text_BD)
+    checked_batch(image_BD, text_BD, group=group)
     checked_choice(impl=(impl, IMPL))
     fixed_margin(margin, "max_margin")
     with torch.autocast(image_BD.device.type, enabled=False):

@@ -46,7 +46,7 @@ def mcse(
 
     from mmts_ray import kernels
 
-    checked_batch(grounded1_BG, grounded2_BG, image_BG, what="grounded views and image")
+    checked_batch(grounded1_BG, grounded2_BG, image_BG, what="grounded views and image", group=group)
     checked_choice(impl=(impl, IMPL))
     text = simcse(
         view1_BD, view2_BD, temperature=temperature, ids_B=ids_B, group=group, with_stats=with_stats, impl=impl

@@ -41,7 +41,7 @@ def n_pair(
 
     from mmts_ray import kernels
 
-    checked_batch(anchor_BD, positive_BD, what="anchor and positive")
+    checked_batch(anchor_BD, positive_BD, what="anchor and positive", group=group)
     checked_choice(impl=(impl, IMPL))
     with torch.autocast(anchor_BD.device.type, enabled=False):
         anchor_BD, positive_BD = kernels.at_least_float32(anchor_BD, positive_BD)

@@ -49,7 +49,7 @@ def regularized_info_nce(
 
     from mmts_ray import kernels
 
-    checked_batch(image_BD, text_BD)
+    checked_batch(image_BD, text_BD, group=group)
     checked_choice(impl=(impl, IMPL))
     with torch.autocast(image_BD.device.type, enabled=False):
         image_BD, text_BD = kernels.at_least_float32(image_BD, text_BD)

@@ -42,16 +42,16 @@ def siglip(
 
     from mmts_ray import kernels
 
-    checked_batch(image_BD, text_BD)
+    checked_batch(image_BD, text_BD, group=group)
     checked_choice(impl=(impl, IMPL))
     with torch.autocast(image_BD.device.type, enabled=False):
         image_BD, text_BD = kernels.at_least_float32(image_BD, text_BD)
         temperature_B = per_pair("temperature", temperature, image_BD)
-        one_for_all = not isinstance(temperature, torch.Tensor) or temperature.ndim == 0
+        given = torch.as_tensor(temperature).to(image_BD)
         loss = kernels.sigmoid_loss(
             image_BD,
             text_BD,
-            temperature_B[0] if one_for_all else temperature_B,
+            given if given.ndim == 0 else temperature_B,
             bias,
             ids_B=ids_B,
             impl=impl,

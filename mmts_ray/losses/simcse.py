@@ -50,7 +50,7 @@ def simcse(
 
     from mmts_ray import kernels
 
-    checked_batch(view1_BD, view2_BD, what="view 1 and view 2")
+    checked_batch(view1_BD, view2_BD, what="view 1 and view 2", group=group)
     checked_choice(angle_edge=(angle_edge, ANGLE_EDGE), impl=(impl, IMPL))
     with torch.autocast(view1_BD.device.type, enabled=False):
         view1_BD, view2_BD = kernels.at_least_float32(view1_BD, view2_BD)

@@ -54,7 +54,7 @@ def sms(
 
     from mmts_ray import kernels
 
-    checked_batch(image_BD, text_BD)
+    checked_batch(image_BD, text_BD, group=group)
     fixed_margin(margin, "sms")
     with torch.autocast(image_BD.device.type, enabled=False):
         image_BD, text_BD = kernels.at_least_float32(image_BD, text_BD)

@@ -46,7 +46,7 @@ def triplet(
     from mmts_ray import kernels
     from mmts_ray.kernels.masks import FLOOR
 
-    checked_batch(image_BD, text_BD)
+    checked_batch(image_BD, text_BD, group=group)
     checked_choice(negatives=(negatives, NEGATIVES))
     fixed_margin(margin, "triplet")
     with torch.autocast(image_BD.device.type, enabled=False):
