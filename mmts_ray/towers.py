@@ -93,8 +93,10 @@ def _uniform(shape: tuple[int, ...], *, fan_in: int, generator: torch.Generator)
 def drop(x: Tensor, p: float, generator: torch.Generator, shard: Shard | None = None) -> Tensor:
     """Dropout with an explicit generator: zero with probability p, scale the rest by 1 / (1 - p).
 
-    With a shard, x is this worker's rows of a batch and loses what the whole batch would lose in these rows; every
-    worker draws for the whole batch, so that generators stay in step. p is rounded to 1/65536. Sixteen random bits an element, taken four at a time from 64-bit draws: on a CPU this
+    With a shard, x is this worker's rows of a batch and loses what the whole batch would lose in these rows: every
+    worker draws for all of it, so that their generators stay in step.
+
+    p is rounded to 1/65536. Sixteen random bits an element, taken four at a time from 64-bit draws: on a CPU this
     is five times as fast as a Bernoulli draw per element, which is a quarter of a training step here.
     """
     if p == 0:

@@ -10,7 +10,8 @@ from toy import frozen
 from mmts_ray.config import from_flat
 from mmts_ray.recipe import Recipe, recipe, stream
 from mmts_ray.towers import Heads, drop
-from mmts_ray.train import TRAIN, TrainData, _batches, train
+from mmts_ray.train import TRAIN, TrainData, train
+from mmts_ray.train.loop import _batches
 
 torch.set_num_threads(1)
 SMALL = {

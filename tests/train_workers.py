@@ -134,7 +134,6 @@ def astray(rank, group, device):
     if rank == 1:
         state["epoch"], state["step"] = 1, state["step"]
         state["model"]["image_weight"] += 1.0
-    # DistributedDataParallel hands out the first worker's parameters only when it is built
     try:
         list(train(config, data, state, group=group))
     except RuntimeError as problem:

@@ -6,8 +6,7 @@ Shapes: N images, M caption rows (image-caption pairs), U unique captions, B bat
 import inspect
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,15 +14,14 @@ import torch
 import torch.distributed as dist
 
 from mmts_ray.config import TrialConfig
-from mmts_ray.features import Frozen
-from mmts_ray.groups import Groups, cached
-from mmts_ray.kernels import Shard
+from mmts_ray.groups import Groups
 from mmts_ray.losses import SCHEDULED, STATE, advance
 from mmts_ray.metrics import TERCILES, evaluate, ranks
 from mmts_ray.recipe import Recipe, stream, torch_stream
 from mmts_ray.schedules import Schedule
+from mmts_ray.train.data import TEST, TRAIN, VALIDATION, Split, TrainData
+from mmts_ray.train.workers import agreed, mean_gradients, share_of
 
-TRAIN, VALIDATION, TEST = 0, 1, 2
 Pulse = Callable[[int, int, Callable[[], dict[str, Any]]], None]  # step, finished epochs, how to make a checkpoint
 
 
@@ -38,77 +36,6 @@ class Row:
     state: Callable[[], dict[str, Any]]
     infeasible: str = ""
     ranks: Callable[[], dict[str, np.ndarray]] | None = None  # with the test metrics: what each query scored
-
-
-@dataclass(frozen=True)
-class Split:
-    """The pairs of one split, renumbered: images and unique captions count from 0."""
-
-    images: torch.Tensor  # (N',) rows of the feature matrix
-    texts: torch.Tensor  # (U',)
-    pair_image: torch.Tensor  # (M',) into images
-    pair_text: torch.Tensor  # (M',) into texts
-    rows: np.ndarray  # (M',) caption rows of the data
-
-
-@dataclass
-class TrainData:
-    """Features on a device and what is derived from them once: standardised images, groups, splits."""
-
-    frozen: Frozen
-    device: str = "cpu"
-    cache_dir: Path | None = None
-    _kept: dict[Any, Any] = field(default_factory=dict)
-
-    def _once(self, key: Any, make: Callable[[], Any]) -> Any:
-        if key not in self._kept:
-            self._kept[key] = make()
-        return self._kept[key]
-
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.array(array)).to(self.device)  # a copy: the object store is read-only
-
-    def images(self, *, standardise: bool) -> torch.Tensor:
-        """Image features (N, I); standardised with mean and deviation of the training images."""
-
-        def make() -> torch.Tensor:
-            image_NI = self._tensor(self.frozen.image_NI)
-            if not standardise:
-                return image_NI
-            train_NI = image_NI[self._tensor(self.frozen.split_N == TRAIN)]
-            deviation_I = train_NI.std(dim=0, correction=0)
-            # a constant feature (deviation 0) carries nothing: leave it at 0 instead of dividing by 0
-            return (image_NI - train_NI.mean(dim=0)) / torch.where(deviation_I > 1e-6, deviation_I, torch.inf)
-
-        return self._once(("images", standardise), make)
-
-    def texts(self) -> torch.Tensor:
-        """Text features of the unique captions (U, T)."""
-        return self._once("texts", lambda: self._tensor(self.frozen.text_UT))
-
-    def teacher(self, kind: str) -> torch.Tensor:
-        """Unit rows of the frozen encoder that gives soft labels: text (U, T) or image (N, I)."""
-
-        def make() -> torch.Tensor:
-            features = self.texts() if kind == "text" else self.images(standardise=False)
-            return torch.nn.functional.normalize(features, dim=1)
-
-        return self._once(("teacher", kind), make)
-
-    def groups(self, name: str, kwargs: dict[str, Any]) -> Groups:
-        """How common each caption row is; computed once and kept beside the features."""
-        key = ("groups", name, tuple(sorted(kwargs.items())))
-        return self._once(key, lambda: cached(self.frozen, name, kwargs, self.cache_dir))
-
-    def split(self, which: int) -> Split:
-        def make() -> Split:
-            rows = np.flatnonzero(self.frozen.split_N[self.frozen.image_M] == which)
-            images, pair_image = np.unique(self.frozen.image_M[rows], return_inverse=True)
-            texts, pair_text = np.unique(self.frozen.text_M[rows], return_inverse=True)
-            index = {"images": images, "texts": texts, "pair_image": pair_image, "pair_text": pair_text}
-            return Split(**{k: self._tensor(v.astype(np.int64)) for k, v in index.items()}, rows=rows)
-
-        return self._once(("split", which), make)
 
 
 def schedule_of(config: TrialConfig, total_steps: int, groups: Groups | None) -> Schedule:
@@ -193,7 +120,7 @@ def train(
         # a split without, say, tail queries has no tail recall: only what was computed must be finite
         metrics = {k: v for k, v in metrics.items() if math.isfinite(v)}
         if group is not None:
-            metrics = _agreed(metrics, group, data.device)
+            metrics = agreed(metrics, group, data.device)
         yield Row(
             step=step,
             epoch=epoch,
@@ -210,37 +137,6 @@ def train(
 def _within(losses: list[torch.Tensor], dropout: torch.Generator, mix: torch.Generator) -> dict[str, torch.Tensor]:
     """What a checkpoint inside an epoch needs besides the model: the losses of the batches done, and the streams."""
     return {"losses": torch.stack(losses), "dropout": dropout.get_state(), "mix": mix.get_state()}
-
-
-def _agreed(metrics: dict[str, float], group: dist.ProcessGroup, device: str) -> dict[str, float]:
-    """The first worker's metrics, on all; RuntimeError when a worker has others."""
-    mine = torch.tensor([len(metrics), *metrics.values()], dtype=torch.float64, device=device)
-    count = torch.tensor([len(mine), -len(mine)], device=device)
-    dist.all_reduce(count, dist.ReduceOp.MAX, group=group)
-    if int(count.sum()):
-        raise RuntimeError(f"workers disagree on which metrics there are: {sorted(metrics)} on one of them")
-    both = torch.stack([mine, -mine])
-    dist.all_reduce(both, dist.ReduceOp.MAX, group=group)
-    first = mine if dist.get_rank(group) == 0 else torch.zeros_like(mine)
-    dist.all_reduce(first, group=group)
-    for name, value, difference in zip(metrics, first[1:].tolist(), both.sum(0)[1:].tolist(), strict=True):
-        if difference > 1e-6 * max(1.0, abs(value)):
-            raise RuntimeError(f"workers disagree on {name}: {value:g} on the first, {difference:g} apart")
-    return dict(zip(metrics, first[1:].tolist(), strict=True))
-
-
-class _Both(torch.nn.Module):
-    """Both towers, and what the objective learns, in one call: what DistributedDataParallel wraps."""
-
-    def __init__(self, towers: Any, learned: dict[str, torch.nn.Parameter]) -> None:
-        super().__init__()
-        self.towers, self.learned = towers, torch.nn.ParameterDict(learned)
-
-    def forward(
-        self, image_BI: torch.Tensor, text_BT: torch.Tensor, dropout: torch.Generator, shard: Shard
-    ) -> tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        image_BD = self.towers.image(image_BI, dropout, shard)
-        return image_BD, self.towers.text(text_BT, dropout, shard), dict(self.learned.items())
 
 
 class _Run:
@@ -276,9 +172,6 @@ class _Run:
                 bias = torch.tensor(float(self.objective_kwargs.pop("bias")), device=data.device)
                 self.learned["bias"] = torch.nn.Parameter(bias)
         self.parameters += self.learned.values()
-        self.both: Callable[..., Any] = _Both(self.model, self.learned)
-        if group is not None:
-            self.both = torch.nn.parallel.DistributedDataParallel(self.both, process_group=group)  # type: ignore[arg-type]
         shift = schedule.shift_M
         varies = isinstance(shift, np.ndarray) and np.ptp(shift) > 0
         self.shift_M = torch.from_numpy(np.asarray(shift, dtype=np.float32)).to(data.device) if varies else None
@@ -309,21 +202,20 @@ class _Run:
         self, rows_B: torch.Tensor, step: int, dropout: torch.Generator, mix: torch.Generator, *, with_stats: bool
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         """One optimiser step on the caption rows of the whole batch; returns the detached loss and its statistics."""
-        shard = self._shard(len(rows_B))
+        shard = share_of(len(rows_B), self.group)
         rows_B = rows_B[shard.own]
         image_B = self.image_M[rows_B]
         # index_select: three times as fast as indexing with a tensor
-        image_BI = self.image_NI.index_select(0, image_B)
-        text_BT = self.text_UT.index_select(0, self.text_M[rows_B])
-        image_BD, text_BD, learned = self.both(image_BI, text_BT, dropout, shard)
+        image_BD = self.model.image(self.image_NI.index_select(0, image_B), dropout, shard)
+        text_BD = self.model.text(self.text_UT.index_select(0, self.text_M[rows_B]), dropout, shard)
         value: Any
         kwargs: dict[str, Any] = dict(self.objective_kwargs)
         if self.group is not None:
             kwargs["group"] = self.group
         if self.schedule.learnable:
-            value = learned["log_temperature"].exp()
-            if "bias" in learned:
-                kwargs["bias"] = learned["bias"]
+            value = self.learned["log_temperature"].exp()
+            if "bias" in self.learned:
+                kwargs["bias"] = self.learned["bias"]
         else:
             base = self.schedule.base(step)
             value = base + self.shift if self.shift_M is None else base + self.shift_M[rows_B]
@@ -339,6 +231,8 @@ class _Run:
             kwargs |= {"state": self.remembered, "image_B": image_B, "text_B": self.text_M[rows_B]}
         out = self.objective(image_BD, text_BD, with_stats=with_stats, **kwargs)
         out.loss.backward()
+        if self.group is not None:
+            mean_gradients(self.parameters, self.group)
         stats = dict(out.stats)
         if with_stats:
             gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -351,14 +245,6 @@ class _Run:
             low, high = math.log(self.schedule.low), math.log(self.schedule.high)
             self.learned["log_temperature"].data.clamp_(low, high)
         return out.loss.detach(), stats
-
-    def _shard(self, rows: int) -> Shard:
-        """This worker's share of a batch: an even, contiguous part, in rank order."""
-        if self.group is None:
-            return Shard(None, 0, (rows,))
-        workers = dist.get_world_size(self.group)
-        sizes = tuple(rows // workers + (rank < rows % workers) for rank in range(workers))
-        return Shard(self.group, dist.get_rank(self.group), sizes)
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
         """A checkpoint: tensors and plain values only, so that it loads with `weights_only`."""
