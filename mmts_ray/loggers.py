@@ -251,8 +251,14 @@ class Wandb:
         self.folder, self.study = folder, study
         self.mode = os.environ.get("WANDB_MODE") or "offline"
         # the machine, its packages and the command line are in meta.json; here they would only be a leak
-        quiet = {"console": "off", "silent": True, "quiet": True, "disable_git": True, "disable_code": True}
-        hidden = {"x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False}
+        quiet: dict[str, Any] = {
+            "console": "off",
+            "silent": True,
+            "quiet": True,
+            "disable_git": True,
+            "disable_code": True,
+        }
+        hidden: dict[str, Any] = {"x_disable_meta": True, "x_disable_stats": True, "x_save_requirements": False}
         self.settings = wandb.Settings(**quiet, **hidden)
         self.runs: dict[str, Any] = {}
 

@@ -47,7 +47,7 @@ def siglip(
     with torch.autocast(image_BD.device.type, enabled=False):
         image_BD, text_BD = kernels.at_least_float32(image_BD, text_BD)
         temperature_B = per_pair("temperature", temperature, image_BD)
-        given = torch.as_tensor(temperature).to(image_BD)
+        given = temperature.to(image_BD) if isinstance(temperature, torch.Tensor) else image_BD.new_tensor(temperature)
         loss = kernels.sigmoid_loss(
             image_BD,
             text_BD,
