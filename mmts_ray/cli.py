@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
     for name, run, help in (
         ("resume", _resume, "continue a study: nothing finished is lost or run twice"),
-        ("extend", _extend, "more trials, or a wider space, for a study"),
+        ("extend", _extend, "more trials, a wider space, or planned runs, for a study"),
         ("confirm", _confirm, "rerun the baselines and the best configurations on fresh seeds, test split included"),
     ):
         added = verb(name, run, help)
@@ -124,6 +124,9 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument("--trials", type=int, default=0, metavar="N", help="how many sampled trials to add")
             added.add_argument(
                 "--space", type=Path, metavar="SPACE.yaml", help="take `search:` and `baseline:` from this file"
+            )
+            added.add_argument(
+                "--plan", type=Path, metavar="PLAN.yaml", help="instead: run what `report --plan` found missing"
             )
         if name == "confirm":
             added.add_argument(
@@ -272,10 +275,35 @@ def _extend(args: argparse.Namespace) -> int:
     from mmts_ray import folder
     from mmts_ray.features import default_cache_dir
 
+    if args.plan is not None:
+        return _run_plan(args)
     study = folder.extended(folder.open_study(args.study), trials=args.trials, space=args.space)
     frozen = _features(study, quiet=args.quiet)
     folder.update(study, args.study, frozen, cache_dir=default_cache_dir())
     return _run_search(args, study, args.study, frozen)
+
+
+def _run_plan(args: argparse.Namespace) -> int:
+    from mmts_ray import folder, plan_file, progress, results, search
+    from mmts_ray.features import default_cache_dir
+
+    if args.trials or args.space is not None:
+        raise ValueError("--plan: goes without --trials and --space; it runs what the file lists and nothing else")
+    study = folder.open_study(args.study)
+    plan_file.load(args.plan, study, results.trials_of(args.study))  # refused before anything is encoded
+    frozen = _features(study, quiet=args.quiet)
+    shown = progress.Trials(study, quiet=args.quiet)
+    with shown:
+        search.planned(
+            study,
+            args.study,
+            frozen,
+            path=args.plan,
+            cache_dir=default_cache_dir(),
+            progress=shown,
+            address=args.address,
+        )
+    return _closing(args, args.study)
 
 
 def _run_search(args: argparse.Namespace, study: Any, study_dir: Path, frozen: Any) -> int:

@@ -30,6 +30,7 @@ SCHEMA = 1
 # confirm: a known configuration on fresh seeds; probe: a planned step away from one, its role in its name; control: a
 # random point that no scheduler stops
 KINDS = ("baseline", "search", "confirm", "probe", "control")
+FRESH = ("confirm", "probe")  # on seeds that no search has seen: scored on the test split, and never told to a sampler
 FRESH_SEEDS = 1000  # fresh seeds start here, so that they never meet a seed of the search
 FINISHED = ("done", "stopped", "infeasible", "failed")
 KEYS = (

@@ -43,7 +43,8 @@ OURS: dict[str, set[str]] = {
     "progress": {"plan", "study"},
     "trial": {"config", "results", "train"},
     "plan": {"config", "results", "study"},
-    "search": {"features", "plan", "results", "sampler", "study", "trial"},
+    "plan_file": {"config", "plan", "results", "space", "study"},
+    "search": {"features", "plan", "plan_file", "results", "sampler", "study", "trial"},
     "spot": set(),
     "submit": {"study"},
 }

@@ -190,6 +190,31 @@ def test_confirm_survives_a_kill_through_resume(space, tmp_path):
     assert "/" not in err
 
 
+def test_planned_runs_survive_a_kill_and_none_runs_twice(space, tmp_path):
+    study = tmp_path / "study"
+    finish("search", space, "trials=3", "train.epochs=20", "--out", study, cwd=tmp_path)
+    finish("report", study, "--plan", cwd=tmp_path)
+    out, _ = finish("extend", study, "--plan", study / "plan.yaml", cwd=tmp_path)  # the default and the best two
+    assert "13 done (1 baseline, 3 search, 9 confirm)" in out
+    plan = tmp_path / "rings.yaml"
+    finish("report", study, "--plan", plan, cwd=tmp_path)
+    wanted = {(r["name"], s) for r in yaml.safe_load(plan.read_text())["runs"] for s in r["seeds"]}
+    assert {name.split()[0] for name, _ in wanted} >= {"ring", "inert", "ablation"}
+    kill_when(start("extend", study, "--plan", plan, cwd=tmp_path), study, 13 + len(wanted) // 2)
+    finish("extend", study, "--plan", plan, cwd=tmp_path)
+    trials = results.trials_of(study)
+    probes = [t for t in trials.values() if t["kind"] == "probe"]
+    assert {(t["name"], t["seed"]) for t in probes} == wanted
+    assert len({(t["config_hash"], t["seed"]) for t in probes}) == len(probes) == len(wanted)
+    assert {t["status"] for t in trials.values()} == {"done"}
+    assert all("metric.test_i2t_r1" in t for t in probes)
+    out, _ = finish("report", study, "--plan", cwd=tmp_path)
+    assert out.startswith("Nothing is missing.")
+    finish("extend", study, "--plan", plan, cwd=tmp_path)
+    assert results.trials_of(study) == trials
+    finish("report", study, cwd=tmp_path)
+
+
 def test_ctrl_c_stops_says_how_to_go_on_and_leaves_no_process(space, tmp_path):
     study = tmp_path / "study"
     process = start("search", space, "--out", study, cwd=tmp_path)

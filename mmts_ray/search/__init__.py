@@ -7,9 +7,10 @@ and asks the sampler for the rest; Tune runs them in warm actors. What happened 
 import contextlib
 from pathlib import Path
 
-from mmts_ray import results
+from mmts_ray import plan_file, results
 from mmts_ray.features import Frozen
 from mmts_ray.plan import (
+    Planned,
     Rows,
     config_of,
     confirmations,
@@ -34,7 +35,7 @@ def search(
         known = results.trials_of(study_dir)
         sampler = Sampler(study, study_dir)
         _synchronise(study, sampler, known)
-        begun = unfinished(known, "search", "baseline", "confirm")
+        begun = unfinished(known, *results.KINDS)
         first_id = next_number(known, "t")
         baselines = missing_baselines(study, known, first_id)
         sampled = sum(row["kind"] == "search" for row in known.values())
@@ -70,22 +71,55 @@ def confirm(
     """Rerun the baselines and the best `top` configurations on fresh seeds, each seed shared by all of them."""
     with lease(study_dir):
         known = results.trials_of(study_dir)
-        begun = unfinished(known, "confirm")
         fresh = confirmations(study, known, top=top, seeds=seeds)
-        with contextlib.closing(results.Ledger(study_dir)) as ledger:
-            for planned in fresh:  # written down first, so that `resume` finishes what is interrupted here
-                ledger.append(start_record(study, planned, status="waiting", data_key=frozen.key))
-        plan = [*begun, *fresh]
-        finished = sum(row["kind"] == "confirm" for row in known.values()) - len(begun)
-        progress.begin(planned=len(plan), finished=finished)
-        proposals = Proposals(study, study_dir, known=known, plan=plan, data_key=frozen.key, progress=progress)
-        drive(study, study_dir, frozen, proposals, cache_dir=cache_dir, address=address)
+        _run_certain(study, study_dir, frozen, known, fresh, ("confirm",), cache_dir, progress, address)
+
+
+def planned(
+    study: StudyConfig,
+    study_dir: Path,
+    frozen: Frozen,
+    *,
+    path: Path,
+    cache_dir: Path,
+    progress: Progress,
+    address: str,
+) -> None:
+    """Run what a plan file lists and the ledger does not hold, and what an interrupted plan left."""
+    with lease(study_dir):
+        known = results.trials_of(study_dir)
+        fresh = plan_file.load(path, study, known)
+        kinds = tuple(plan_file.LETTERS)
+        _run_certain(study, study_dir, frozen, known, fresh, kinds, cache_dir, progress, address)
+
+
+def _run_certain(
+    study: StudyConfig,
+    study_dir: Path,
+    frozen: Frozen,
+    known: Rows,
+    fresh: list[Planned],
+    kinds: tuple[str, ...],
+    cache_dir: Path,
+    progress: Progress,
+    address: str,
+) -> None:
+    """Run the unfinished trials of these kinds, and then the fresh ones; nothing is sampled or stopped."""
+    begun = unfinished(known, *kinds)
+    with contextlib.closing(results.Ledger(study_dir)) as ledger:
+        for one in fresh:  # written down first, so that `resume` finishes what is interrupted here
+            ledger.append(start_record(study, one, status="waiting", data_key=frozen.key))
+    finished = sum(row["kind"] in kinds for row in known.values()) - len(begun)
+    progress.begin(planned=len(begun) + len(fresh), finished=finished)
+    plan = [*begun, *fresh]
+    proposals = Proposals(study, study_dir, known=known, plan=plan, data_key=frozen.key, progress=progress)
+    drive(study, study_dir, frozen, proposals, cache_dir=cache_dir, address=address)
 
 
 def _synchronise(study: StudyConfig, sampler: Sampler, known: Rows) -> None:
     """Tell the sampler what the ledger knows and it does not: ends it missed, and trials of a lost or other journal."""
     for trial, row in known.items():
-        if row["kind"] == "confirm" or row["status"] not in results.FINISHED:
+        if row["kind"] in results.FRESH or row["status"] not in results.FINISHED:
             continue
         values = values_of(study, row)
         if trial in sampler.number_of:

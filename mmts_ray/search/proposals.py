@@ -51,7 +51,7 @@ class Proposals(Searcher):
         self.ran = {
             row["config_hash"]: values_of(study, row) if row["status"] == "done" else None
             for row in known.values()
-            if row["kind"] != "confirm"
+            if row["kind"] not in results.FRESH
         }
         self.ran |= {p.config.hash: None for p in plan}
         sign = 1 if study.objective[0][1] == "max" else -1
@@ -118,7 +118,7 @@ class Proposals(Searcher):
         number = self.sampler.number_of.get(planned.trial) if self.sampler is not None else None
         if self.sampler is not None and planned.kind == "search" and number is not None:
             self.sampler.tell(number, status=status, values=values, epoch=int(result.get("epoch", 0)))
-        elif self.sampler is not None and planned.kind == "baseline":
+        elif self.sampler is not None and planned.kind in ("baseline", "control"):
             self.sampler.adopt(planned.trial, planned.config, status=status, values=values)
         self.ran[planned.config.hash] = values if status == "done" else None
         self._prune(planned, status, values)

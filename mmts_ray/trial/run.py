@@ -84,7 +84,7 @@ class TrialRun:
         self.epochs = config.kwargs("train")["epochs"]
         state = self._load_checkpoint()
         self._sign_of_life(*((state["step"], state["epoch"]) if state else (0, 0)))
-        return train(config, self.data, state, test=self.kind == "confirm", pulse=self._pulse)
+        return train(config, self.data, state, test=self.kind in results.FRESH, pulse=self._pulse)
 
     def _pulse(self, step: int, epoch: int, state: Callable[[], dict[str, Any]]) -> None:
         """Between evaluations, which can lie far apart: a checkpoint when it is due, or a sign of life."""
