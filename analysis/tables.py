@@ -129,6 +129,7 @@ class Study:
     duplicates: int
     orphans: int  # trials whose start record was lost
     ledger_hash: str
+    path: str  # of the folder, as it was given
 
     @property
     def objective(self) -> Metric:
@@ -202,6 +203,7 @@ def load(study_dir: str | Path) -> Study:
         duplicates=duplicates + repeated,
         orphans=orphans,
         ledger_hash=digest,
+        path=str(folder),
     )
 
 

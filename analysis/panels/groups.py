@@ -12,10 +12,12 @@ from .. import commands
 from ..choice import Candidate, choose
 from ..finding import Alt, Check, Finding, Refusal, check
 from ..page import Axis, Column, bar, notes, table
-from ..statistics import Interval, difference, t_interval
+from ..queries import Pair, pair
+from ..statistics import Crossed, Difference, Interval, difference, t_interval
 from ..tables import Metric, Study
-from ..wording import change, count, digits_of, fixed, limits, listing, number, points, score, significant
+from ..wording import change, count, digits_of, fixed, limits, listing, number, points, score, significant, whole
 
+RECALL = re.compile(r"r(\d+)")
 GROUPS = {"head": "head", "mid": "middle", "tail": "tail"}  # metric prefix -> word
 FEW_QUERIES = 30
 NAME = "Head, middle, tail"
@@ -34,23 +36,21 @@ def groups(study: Study) -> Finding:
         needs = f"Needs 2 fresh seeds of each with head, middle and tail scores; one has {fewest}:"
         return Finding(NAME, "too few fresh runs", refusal=Refusal(needs, commands.confirm(study)))
     metric = study.metric(f"{split}_{name}")
-    frame = pd.DataFrame([_row(split, name, group, winner, default, metric) for group in GROUPS])
-    noise = frame["query_error"].max()
-    sentences = [
-        Markup(
-            "Groups: thirds of the clusters by number of training samples; head is frequent, tail is rare. Intervals "
-            "are over seeds, for these queries only; those of the changes are widened for three looks (Bonferroni)."
-        )
-    ]
-    if math.isfinite(noise):
-        text = "Other queries would move a group's score with a standard error of up to {}{}."
-        sentences.append(Markup(text).format(number(noise, significant(noise * metric.scale)), points(metric)))
+    kept = pair(study, winner, default) if default is not None and split == "test" and RECALL.fullmatch(name) else None
+    sizes = ((study.meta.get("data") or {}).get("health") or {}).get("groups") or {}
+    frame = pd.DataFrame([_row(split, name, group, winner, default, metric, kept, sizes) for group in GROUPS])
     return Finding(
         title=_title(frame, metric, default is not None),
         used=f"{count(int(frame['n'].min()), 'fresh seed')}, {study.reported.split or 'reported'} split",
         frames={"groups": frame},
-        numbers={"metric": metric.key, "share": metric.share, "query_error": noise},
-        sentences=tuple(sentences),
+        numbers={
+            "metric": metric.key,
+            "share": metric.share,
+            "query_error": frame["query_error"].max(),
+            "visible": _visible(frame),
+            "over": "queries and seeds" if kept is not None else "seeds",
+        },
+        sentences=tuple(_sentences(frame, metric, kept)),
         alts={"groups": Alt("Score by group frequency", _alt(frame, metric))},
         checks=tuple(_checks(frame, metric)),
     )
@@ -86,7 +86,7 @@ def draw(study: Study, finding: Finding) -> Markup:
         return Markup('<b class="changes">■ {}</b>').format(text) if row["worse"] else text
 
     columns = [
-        Column("group", "Group", lambda row: GROUPS[row["group"]].capitalize(), False),
+        Column("group", "Group, training samples in a cluster", _group, False),
         Column("queries", "Queries", lambda row: "unknown" if row["queries"] is None else str(int(row["queries"]))),
         Column("tuned_lo", f"{metric.axis}: ○ default, ● tuned", dumbbell, False, "wide"),
         Column("tuned", "Default → tuned", values),
@@ -105,17 +105,29 @@ def _metric_name(study: Study, split: str) -> str | None:
 
 
 def _row(
-    split: str, name: str, group: str, winner: Candidate, default: Candidate | None, metric: Metric
+    split: str,
+    name: str,
+    group: str,
+    winner: Candidate,
+    default: Candidate | None,
+    metric: Metric,
+    kept: Pair | None,
+    sizes: Mapping[str, Any],
 ) -> dict[str, Any]:
     key = f"metric.{split}_{group}_{name}"
     tuned, base = winner.values(key), default.values(key) if default else pd.Series(dtype=float)
-    d = difference(tuned, base, comparisons=len(GROUPS))
+    d: Difference | Crossed | None = difference(tuned, base, comparisons=len(GROUPS))
+    crossed = kept and kept.recall(int(name[1:]), group, len(GROUPS))
+    d = crossed or d
     a, b = t_interval(tuned), t_interval(base)
     sizes = winner.values(f"metric.{split}_n_{group}")
     queries = float(sizes.iloc[0]) if len(sizes) else math.nan
-    established = bool(d and d.established and not queries < FEW_QUERIES)
+    established = bool(d and (d.lo > 0 or d.hi < 0) and not queries < FEW_QUERIES)
+    own = sizes.get(group) or {}
     return {
         "group": group,
+        "smallest": own.get("smallest", math.nan),
+        "largest": own.get("largest", math.nan),
         "queries": queries,
         "default": b.mean,
         "default_lo": b.lo,
@@ -129,8 +141,42 @@ def _row(
         "n": d.n if d else a.n,
         "established": established,
         "worse": established and d is not None and metric.better * d.mean < 0,
+        "se_queries": crossed.se_queries if crossed else math.nan,
+        "se_seeds": crossed.se_seeds if crossed else math.nan,
         "query_error": math.sqrt(a.mean * (1 - a.mean) / queries) if metric.share and queries > 0 else math.nan,
     }
+
+
+def _visible(frame: pd.DataFrame) -> float:
+    """The smallest change that the widest of the three intervals would show."""
+    return float(((frame["diff_hi"] - frame["diff_lo"]) / 2).max())
+
+
+def _sentences(frame: pd.DataFrame, metric: Metric, kept: Pair | None) -> list[Markup]:
+    head = "Groups: thirds of the clusters by number of training samples; head is frequent, tail is rare. "
+    over = "Intervals are over seeds, for these queries only; those of the changes are widened for three looks."
+    if kept is not None:
+        over = (
+            "Intervals of the scores are over seeds; those of the changes are over queries and seeds together, for "
+            "other queries like these too, and widened for three looks (Bonferroni)."
+        )
+    found = [Markup("{}{}").format(head, over)]
+    visible, noise = _visible(frame), frame["query_error"].max()
+    if math.isfinite(visible):
+        text = "A change below {}{} would not show in the group with the widest interval."
+        found.append(Markup(text).format(number(visible, significant(visible * metric.scale)), points(metric)))
+    if kept is None and math.isfinite(noise):
+        text = "Other queries would move a group's score with a standard error of up to {}{}."
+        found.append(Markup(text).format(number(noise, significant(noise * metric.scale)), points(metric)))
+    return found
+
+
+def _group(row: Mapping[str, Any]) -> Markup:
+    name = GROUPS[row["group"]].capitalize()
+    if row["smallest"] is None:
+        return Markup("{}").format(name)
+    ends = f"{whole(int(row['smallest']))} to {whole(int(row['largest']))}"
+    return Markup('{} <span class="ci">{}</span>').format(name, ends)
 
 
 def _change(row: Mapping[str, Any]) -> Interval:
