@@ -28,6 +28,12 @@ def report(study: Study) -> str:
     return f"mmts-ray report {shlex.quote(study.folder)}"
 
 
+def plan(study: Study) -> str:
+    """List the runs that are missing around the winner, and run them."""
+    folder = shlex.quote(study.folder)
+    return f"mmts-ray report {folder} --plan && mmts-ray extend {folder} --plan {folder}/plan.yaml"
+
+
 def fresh_runs(study: Study) -> int:
     """How many runs `confirm` makes."""
     return (TOP + len(study.meta.get("baselines") or [])) * SEEDS

@@ -21,7 +21,7 @@ from mmts_ray import results
 from . import commands
 from .choice import FRESH_NEEDED, choose
 from .probes import identity, reacts
-from .steps import at_random, beyond, legal_value, parents_first, path_between, ring
+from .steps import at_random, beyond, legal_value, parents_first, path_between, ring, taking
 from .tables import Parameter, Study
 from .wording import count, duration, significant
 
@@ -175,6 +175,7 @@ def _around(study: Study, winner: _Arm, seeds: Sequence[int], notes: list[str]) 
     for parameter in live:
         yield from _bounds(study, winner, parameter, seeds)
     yield from _ablation(study, winner, seeds)
+    yield from _alone(study, winner, seeds)
 
 
 def _inert(study: Study, winner: _Arm, parameter: Parameter, seeds: Sequence[int]) -> Iterator[Entry]:
@@ -219,12 +220,31 @@ def _ablation(study: Study, winner: _Arm, seeds: Sequence[int]) -> Iterator[Entr
     if not arms or study.default is None or not winner.config:
         return
     for step, (path, config) in enumerate(path_between(study, arms[0].config, winner.config)[:-1], start=1):
-        changes = {k: v for k, v in config.items() if k not in arms[0].config or repr(arms[0].config[k]) != repr(v)}
-        section = path.removesuffix(".*") + "."
-        if path.endswith(".*"):  # another function: its parameters all come from the winner
-            changes |= {k: v for k, v in config.items() if k.startswith(section)}
+        changes = _changes(arms[0].config, config, path)
         reason = "which change from the default made the difference?"
         yield from _missing(study, f"ablation {step} {path}", "probe", study.default, config, changes, seeds, reason)
+
+
+def _alone(study: Study, winner: _Arm, seeds: Sequence[int]) -> Iterator[Entry]:
+    """Each change alone: the default with it, and the winner without it."""
+    arms = [arm for arm, _ in _arms(study) if arm.start == study.default]
+    if not arms or not winner.config:
+        return
+    default = arms[0]
+    blocks = [block for block, _ in path_between(study, default.config, winner.config)]
+    for block in blocks if len(blocks) > 1 else []:
+        for word, arm, other in (("alone", default, winner), ("reset", winner, default)):
+            config = taking(arm.config, other.config, block)
+            reason = "what does it gain alone?" if word == "alone" else "what does the winner lose without it?"
+            changes = _changes(arm.config, config, block)
+            yield from _missing(study, f"{word} {block}", "probe", arm.start, config, changes, seeds, reason)
+
+
+def _changes(before: Mapping[str, Any], after: Mapping[str, Any], block: str) -> dict[str, Any]:
+    """What an entry sets; another function (`schedule.*`) brings all its parameters."""
+    changed = {k: v for k, v in after.items() if k not in before or repr(before[k]) != repr(v)}
+    inside = block.removesuffix("*")
+    return changed | {k: v for k, v in after.items() if block.endswith(".*") and k.startswith(inside)}
 
 
 def _controls(study: Study) -> Iterator[Entry]:

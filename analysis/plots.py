@@ -113,12 +113,17 @@ def history(points: pd.DataFrame, *, metric: str, default: float, better: int) -
 
 
 @mpl.rc_context(RC)
-def trade_off(points: pd.DataFrame, confirmed: pd.DataFrame, *, x_label: str, metric: str, note: str) -> Figure:
+def trade_off(
+    points: pd.DataFrame, confirmed: pd.DataFrame, *, x_label: str, metric: str, note: str, joined: bool = False
+) -> Figure:
     """Two scores against each other: finished trials as dots, configurations with fresh seeds as crosses.
 
-    points: x, shown. confirmed: label, role (win, second, default, dots), x, x_lo, x_hi, shown, lo, hi.
+    points: x, shown. confirmed: label, role (win, second, default, dots), x, x_lo, x_hi, shown, lo, hi. With `joined`
+    a line goes through the crosses in their order, and all of them are named.
     """
     figure, ax = _axes(FULL, top=18, left=33, right=12)
+    if joined:
+        ax.plot(confirmed["x"], confirmed["shown"], color=INK["rule"], linewidth=1.2)
     _cloud(ax, points["x"].to_numpy(), points["shown"].to_numpy())
     for row in confirmed.itertuples():
         colour = INK["ink"] if row.role == "default" else INK[row.role]
@@ -132,7 +137,7 @@ def trade_off(points: pd.DataFrame, confirmed: pd.DataFrame, *, x_label: str, me
         _dots(ax, [row.x], [row.shown], "ink" if row.role == "default" else row.role, 5.4)
         if row.role == "default":
             _dots(ax, [row.x], [row.shown], "card", 3.2)
-    named = confirmed[confirmed["role"] != "dots"]
+    named = confirmed if joined else confirmed[confirmed["role"] != "dots"]
     _labels(ax, named, points)
     _plain_y(ax)
     ax.xaxis.set_major_locator(MaxNLocator(5))
@@ -142,6 +147,40 @@ def trade_off(points: pd.DataFrame, confirmed: pd.DataFrame, *, x_label: str, me
     _y_title(ax, metric)
     ax.annotate(note, (1, 1), xycoords="axes fraction", xytext=(0, 7), textcoords="offset points", ha="right",
                 color=INK["muted"])  # fmt: skip
+    return figure
+
+
+@mpl.rc_context(RC)
+def scheduled(lines: pd.DataFrame, *, name: str) -> Figure:
+    """Temperature or margin over the epochs: the winner's largest, mean and smallest, the default's mean dashed.
+
+    lines: role (winner or default), part (min, mean, max), epoch, value.
+    """
+    figure, ax = _axes(FULL, top=18, left=36, right=48)
+    ends: list[tuple[float, str, str]] = []
+    styles = {"max": ("head", "-"), "mean": ("mid", (0, (5, 1.6))), "min": ("tail", (0, (1.5, 1.5)))}
+    default = lines[(lines["role"] == "default") & (lines["part"] == "mean")].sort_values("epoch")
+    if len(default):
+        ax.plot(default["epoch"], default["value"], color=INK["ink"], linewidth=0.9, linestyle=(0, (2.2, 1.6)))
+        ends.append((float(default["value"].iloc[-1]), "default", "ink"))
+    own = lines[lines["role"] == "winner"]
+    flat = own.groupby("epoch")["value"].agg(np.ptp).max() <= 1e-9 * own["value"].abs().max() if len(own) else True
+    for part, (role, style) in styles.items():
+        line = own[own["part"] == part].sort_values("epoch")
+        if len(line) and not (flat and part != "mean"):
+            ax.plot(line["epoch"], line["value"], color=INK[role], linewidth=1.3, linestyle=style)
+            words = {"max": "largest", "mean": "winner" if flat else "mean", "min": "smallest"}
+            ends.append((float(line["value"].iloc[-1]), words[part], role))
+    ax.set_ylim(0, 1.08 * float(lines["value"].max()) or 1.0)
+    _plain_y(ax)
+    gap = (ax.get_ylim()[1] - ax.get_ylim()[0]) * 0.075
+    placed = -math.inf
+    for value, text, role in sorted(ends):
+        placed = max(value, placed + gap)
+        _at_end(ax, placed, text, role)
+    ax.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+    ax.set_xlabel("epoch", labelpad=3)
+    _y_title(ax, name)
     return figure
 
 

@@ -6,6 +6,8 @@ A probe's name says its role:
     bound train.lr low       the end of the searched range
     bound train.lr low -0.25 a quarter of the range beyond it
     ablation 2 train.lr      step 2 of the way from the default to the winner
+    alone train.lr           the default with the winner's value
+    reset train.lr           the winner with the default's value
     inert train.lr low       one epoch at an end of the range; the other is `high`
 """
 
@@ -18,7 +20,7 @@ import pandas as pd
 from .tables import Study
 
 SEED = "train.seed"
-NAME = re.compile(r"(ring|bound|ablation|inert) (?:(\d+) )?(\S+)(?: (.+))?")
+NAME = re.compile(r"(ring|bound|ablation|alone|reset|inert) (?:(\d+) )?(\S+)(?: (.+))?")
 COLUMNS = ["role", "step", "path", "where", "trial", "key", "seed", "value"]
 
 

@@ -36,15 +36,15 @@ def pair(study: Study, first: Candidate, second: Candidate) -> Pair | None:
     """
     shared = first.done.index.intersection(second.done.index).sort_values()
     both = len(shared) >= 2
-    tables = []
+    tables: list[list[pd.DataFrame]] = []
     for candidate in (first, second):
         trials = candidate.done.loc[shared, "trial"] if both else candidate.done["trial"]
-        tables.append([results.read_ranks(study.path, str(trial)) for trial in trials])
-    found = [table for arm in tables for table in arm]
-    if len(found) < 4 or any(table is None or not {"image", "i2t", *GROUPS} <= set(table) for table in found):
-        return None
-    known = found[0][["image", *GROUPS]]
-    if not all(table[["image", *GROUPS]].equals(known) for table in found):
+        read = [results.read_ranks(study.path, str(trial)) for trial in trials]
+        tables.append([t for t in read if t is not None and {"image", "i2t", *GROUPS} <= set(t)])
+        if len(read) < 2 or len(tables[-1]) < len(read):
+            return None
+    known = tables[0][0][["image", *GROUPS]]
+    if not all(table[["image", *GROUPS]].equals(known) for arm in tables for table in arm):
         return None
     ranks = [np.stack([table["i2t"].to_numpy() for table in arm]) for arm in tables]
     asked = (ranks[0] >= 0).all(0) & (ranks[1] >= 0).all(0)  # a query without a right answer has rank -1

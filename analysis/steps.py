@@ -68,16 +68,19 @@ def path_between(
 
     now, steps = {k: v for k, v in default.items() if k != SEED}, []
     for block in sorted(blocks, key=lambda b: (-size(b), b)):
-        if block.endswith(".*"):
-            section = block.removesuffix("*")
-            now = {k: v for k, v in now.items() if not k.startswith(section)}
-            now |= {k: v for k, v in winner.items() if k.startswith(section)}
-        elif block in winner:
-            now = {**now, block: winner[block]}
-        else:
-            now = {k: v for k, v in now.items() if k != block}
-        steps.append((block, dict(now)))
+        now = taking(now, winner, block)
+        steps.append((block, now))
     return steps
+
+
+def taking(config: Mapping[str, Any], source: Mapping[str, Any], block: str) -> dict[str, Any]:
+    """A configuration with one block from another: a parameter, or a whole section (`schedule.*`)."""
+
+    def inside(path: str) -> bool:
+        return path.startswith(block.removesuffix("*")) if block.endswith(".*") else path == block
+
+    kept = {k: v for k, v in config.items() if not inside(k) and k != SEED}
+    return kept | {k: v for k, v in source.items() if inside(k)}
 
 
 class _Absent:

@@ -17,6 +17,7 @@ from .tables import Metric, Parameter
 THIN = "\u202f"
 NBSP = "\u00a0"
 MINUS = "\u2212"
+MOST_DIGITS = 6
 WORDS = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten")
 
 
@@ -40,7 +41,8 @@ def decimals(se: float) -> int:
     if not math.isfinite(se) or se <= 0:
         return 3
     exponent = math.floor(math.log10(se))
-    return max(0, -exponent) + (1 if exponent <= 0 and se / 10**exponent < 2 else 0)
+    # a standard error made of rounding alone would ask for seventeen digits
+    return min(MOST_DIGITS, max(0, -exponent) + (1 if exponent <= 0 and se / 10**exponent < 2 else 0))
 
 
 def fixed(value: float, digits: int) -> str:

@@ -195,7 +195,7 @@ def test_the_page_loads_nothing(written):
 def test_figures_are_themed_text_without_shared_styles(written):
     text, _, twin = written
     figures = re.findall(r'<svg class="fig".*?</svg>', text, flags=re.DOTALL)
-    assert len(figures) == 6  # history, four parameters, gap
+    assert len(figures) == 7  # history, four parameters, trade-offs, gap
     for figure in figures:
         assert not re.search(r"#[0-9a-fA-F]{6}|xlink|font-family|<style|<metadata", figure)
         assert "<text" in figure

@@ -5,7 +5,23 @@ To add one: write its file, add its line to PANELS. Its warnings and its column 
 """
 
 from ..finding import Panel
-from . import bounds, data, fresh, gap, groups, history, isolation, ledger, metrics, reproduce
+from . import (
+    ablation,
+    bounds,
+    data,
+    fresh,
+    gap,
+    groups,
+    history,
+    inert,
+    isolation,
+    ledger,
+    metrics,
+    reproduce,
+    traces,
+    tradeoffs,
+    tunability,
+)
 
 PANELS: dict[str, dict[str, Panel]] = {
     "Is it real?": {
@@ -15,11 +31,18 @@ PANELS: dict[str, dict[str, Panel]] = {
     "How sensitive is it?": {
         "isolation": Panel("Isolation", isolation.isolation, isolation.draw, open=True),
         "bounds": Panel("Bounds", bounds.bounds, bounds.draw),
+        "inert": Panel(inert.NAME, inert.inert, inert.draw),
+        "tunability": Panel(tunability.NAME, tunability.tunability, tunability.draw),
+        "ablation": Panel(ablation.NAME, ablation.ablation, ablation.draw),
     },
     "What does it cost?": {
         "groups": Panel(groups.NAME, groups.groups, groups.draw, open=True),
+        "tradeoffs": Panel(tradeoffs.NAME, tradeoffs.tradeoffs, tradeoffs.draw, open=True),
         "gap": Panel("Modality gap", gap.gap, gap.draw),
         "metrics": Panel("All metrics", metrics.metrics, metrics.draw),
+    },
+    "What happened in training?": {
+        "traces": Panel(traces.NAME, traces.traces, traces.draw),
     },
     "Can I trust the runs?": {
         "ledger": Panel("Ledger", ledger.ledger, ledger.draw),

@@ -26,7 +26,7 @@ NAME = "Head, middle, tail"
 def groups(study: Study) -> Finding:
     """Score of frequent, middling and rare groups: winner against default on fresh seeds."""
     chosen, split = choose(study), study.reported.key.partition("_")[0]
-    name, winner, default = _metric_name(study, split), chosen.winner, chosen.default
+    name, winner, default = metric_name(study, split), chosen.winner, chosen.default
     if name is None or winner is None:
         needs = "Needs fresh runs of a tuned setting that report head, middle and tail scores; there are none:"
         return Finding(NAME, "0 fresh runs", refusal=Refusal(needs, commands.confirm(study)))
@@ -96,7 +96,7 @@ def draw(study: Study, finding: Finding) -> Markup:
     return table("groups.groups", frame, columns, label=label, sort=False, wide=True) + notes(finding.sentences)
 
 
-def _metric_name(study: Study, split: str) -> str | None:
+def metric_name(study: Study, split: str) -> str | None:
     """The metric that exists for all three groups: the objective's own cut-off if there is one, else the first."""
     found = [m[1] for c in study.trials if (m := re.match(rf"metric\.{split}_head_(.+)$", str(c)))]
     whole = [name for name in found if all(f"metric.{split}_{group}_{name}" in study.trials for group in GROUPS)]
@@ -120,8 +120,8 @@ def _row(
     crossed = kept and kept.recall(int(name[1:]), group, len(GROUPS))
     d = crossed or d
     a, b = t_interval(tuned), t_interval(base)
-    sizes = winner.values(f"metric.{split}_n_{group}")
-    queries = float(sizes.iloc[0]) if len(sizes) else math.nan
+    asked = winner.values(f"metric.{split}_n_{group}")
+    queries = float(asked.iloc[0]) if len(asked) else math.nan
     established = bool(d and (d.lo > 0 or d.hi < 0) and not queries < FEW_QUERIES)
     own = sizes.get(group) or {}
     return {

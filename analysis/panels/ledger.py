@@ -1,5 +1,6 @@
 """Runs by state and kind, what was folded or left out, and what differs that should not."""
 
+import hashlib
 import json
 from collections.abc import Mapping
 
@@ -45,7 +46,7 @@ def ledger(study: Study) -> Finding:
     return Finding(
         title=title,
         used="every record",
-        frames={"states": states, "errors": errors.head(MOST_ERRORS)},
+        frames={"states": states, "errors": errors.head(MOST_ERRORS), "same": _identity(study)},
         numbers={
             **tally,
             "runs": len(trials),
@@ -76,6 +77,12 @@ def draw(study: Study, finding: Finding) -> Markup:
         Column("hours", "Device time", lambda row: duration(3600 * row["hours"])),
     ]
     body = table("ledger.states", finding.frames["states"], columns, label="Runs by state") + notes(finding.sentences)
+    same = [
+        Column("what", "Of all runs", lambda row: row["what"], False),
+        Column("value", "Value", lambda row: Markup('<span title="{}">{}</span>').format(row["whole"], row["value"]),
+               False),
+    ]  # fmt: skip
+    body += table("ledger.same", finding.frames["same"], same, label="What the runs share", sort=False)
     errors = finding.frames["errors"]
     if len(errors):
         shown = [
@@ -84,6 +91,28 @@ def draw(study: Study, finding: Finding) -> Markup:
         ]
         body += more("Why runs failed", table("ledger.errors", errors, shown, label="Errors"))
     return body
+
+
+def _identity(study: Study) -> pd.DataFrame:
+    """Global batch, seeds per configuration and hashes of code, data, space and ledger."""
+    trials, meta = study.trials, study.meta
+    batches = sorted(trials["global_batch"].dropna().unique())
+    fresh = trials[(trials["kind"] == "confirm") & (trials["state"] == "done")]
+    seeds = fresh.groupby("config_hash")["seed"].nunique()
+    per = "no fresh runs" if seeds.empty else str(seeds.min()) if seeds.min() == seeds.max() else (
+        f"{seeds.min()} to {seeds.max()}")  # fmt: skip
+    space = hashlib.sha256(json.dumps(meta.get("space") or [], sort_keys=True).encode()).hexdigest()
+    git, data = meta.get("git") or {}, meta.get("data") or {}
+    rows = [
+        ("effective global batch", listing([f"{b:g}" for b in batches]), ""),
+        ("fresh seeds of a configuration", per, ""),
+        *(
+            (name, short_hash(str(value)) if value else "unknown", str(value or ""))
+            for name, value in (("code", git.get("commit")), ("data", data.get("key")), ("space", space),
+                                ("ledger", study.ledger_hash))
+        ),
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=["what", "value", "whole"])
 
 
 def _sameness(study: Study) -> list[Check]:
