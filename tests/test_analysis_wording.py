@@ -18,7 +18,8 @@ def plain(text):
 
 
 @pytest.mark.parametrize(
-    ("se", "digits"), [(0.255, 1), (2.6, 0), (1.5, 1), (0.15, 2), (0.02, 2), (15.0, 0), (0.0, 3), (math.nan, 3)]
+    ("se", "digits"),
+    [(0.255, 1), (2.6, 0), (1.5, 1), (0.15, 2), (0.02, 2), (15.0, 0), (0.0, 3), (math.nan, 3), (1e-17, 6)],
 )
 def test_decimals_follow_the_standard_error(se, digits):
     assert wording.decimals(se) == digits
