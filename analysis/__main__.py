@@ -1,10 +1,14 @@
-"""`python -m analysis STUDY`: write STUDY/report/report.html and report.json, print the path."""
+"""`python -m analysis STUDY`: write STUDY/report/report.html and report.json, print the path.
+
+With several studies it writes several.html and several.json, which compare them, into the first one's report folder.
+"""
 
 import sys
 
-from .report import summary, write
+from .report import write_and_summarise
+from .several import write as several
 
-USAGE = "usage: python -m analysis STUDY"
+USAGE = "usage: python -m analysis STUDY [STUDY ...]"
 
 
 def main(arguments: list[str]) -> int:
@@ -12,12 +16,15 @@ def main(arguments: list[str]) -> int:
     if arguments in (["-h"], ["--help"]):
         print(USAGE)
         return 0
-    if len(arguments) != 1:
+    if not arguments:
         print(USAGE, file=sys.stderr)
         return 2
     try:
-        path = write(arguments[0])
-        found = summary(arguments[0])
+        if len(arguments) == 1:
+            path, found = write_and_summarise(arguments[0])
+        else:
+            made = several.make(arguments)
+            path, found = several.write(made), several.summary(made)
     except (ValueError, OSError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2

@@ -8,7 +8,6 @@ import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
-from .tables import Study
 from .wording import full, plain
 
 SEVERITIES = {
@@ -109,9 +108,16 @@ class Panel:
     """One entry of a PANELS table: its name in the navigation, its two functions, and whether it is open at load."""
 
     name: str
-    data: Callable[[Study], Finding]
-    draw: Callable[[Study, Finding], Markup]
+    data: Callable[..., Finding]  # of a Study, or of several
+    draw: Callable[..., Markup]
     open: bool = False
+
+
+def glyph(finding: Finding) -> tuple[str, str]:
+    """(mark, word) before a panel's name in the navigation."""
+    if finding.refusal is not None:
+        return "○", "not drawn"
+    return {"changes": ("■", "changes the answer"), "limits": ("▲", "warning")}.get(finding.worst or "", ("●", ""))
 
 
 def twin(finding: Finding) -> dict[str, Any]:

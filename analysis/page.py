@@ -105,6 +105,13 @@ def refusal(name: str, finding: Finding) -> Markup:
     return macro("parts.html", "refusal", name=name, needs=finding.refusal.needs, command=finding.refusal.command)
 
 
+def whole(**values: Any) -> str:
+    """The page: `report.html` with its style and script, without blank lines."""
+    css, script = ((FOLDER / name).read_text(encoding="utf8") for name in ("report.css", "report.js"))
+    html = environment().get_template("report.html").render(css=Markup(css), script=Markup(script), **values)
+    return "\n".join(line for line in html.splitlines() if line.strip()) + "\n"
+
+
 class Axis:
     """Places values on a bar: percentages between 2 and 98, so that dots at the ends stay whole."""
 

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from mmts_ray import results
 
 from . import page
 from .choice import best_config, choose
-from .finding import Finding, twin
+from .finding import Finding, glyph, twin
 from .panels import PANELS, collected, verdict
 from .statistics import Interval
 from .tables import Study, load, why_failed
@@ -26,6 +24,11 @@ def write(study_dir: str | Path, out: str | Path | None = None) -> Path:
 
     `out` is the folder, by default STUDY/report. Raises ValueError, one line, when STUDY is no study folder.
     """
+    return write_and_summarise(study_dir, out)[0]
+
+
+def write_and_summarise(study_dir: str | Path, out: str | Path | None = None) -> tuple[Path, dict[str, Any]]:
+    """`write` and `summary` in one pass over the ledger."""
     study = load(study_dir)
     folder = Path(out) if out is not None else Path(study_dir) / "report"
     folder.mkdir(parents=True, exist_ok=True)
@@ -35,7 +38,7 @@ def write(study_dir: str | Path, out: str | Path | None = None) -> Path:
     html = _render(study, findings, settings, raised, passed)
     results.write_whole(folder / "report.json", _json(study, findings, settings, raised, passed))
     results.write_whole(folder / "report.html", html)
-    return folder / "report.html"
+    return folder / "report.html", _summary(study, findings)
 
 
 def summary(study_dir: str | Path) -> dict[str, Any]:
@@ -47,7 +50,10 @@ def summary(study_dir: str | Path) -> dict[str, Any]:
     `params` holds the searched parameters that apply to the best configuration.
     """
     study = load(study_dir)
-    findings = find(study)
+    return _summary(study, find(study))
+
+
+def _summary(study: Study, findings: Mapping[str, Finding]) -> dict[str, Any]:
     finding = findings["verdict"]
     raised, _ = collected.warnings(findings)
     rows = finding.frames["scores"].to_dict(orient="records")
@@ -117,32 +123,28 @@ def _render(
                     "name": panel.name,
                     "finding": finding,
                     "open": panel.open or (key in pointed and finding.worst in ("changes", "limits")),
-                    "glyph": _glyph(finding),
+                    "glyph": glyph(finding),
                     "body": page.refusal(panel.name, finding) if finding.refusal else panel.draw(study, finding),
                 }
             )
         sections.append({"question": question, "panels": entries})
-    template = page.environment().get_template("report.html")
-    css, script = ((page.FOLDER / name).read_text(encoding="utf8") for name in ("report.css", "report.js"))
-    html = template.render(
-        study=study,
+    return page.whole(
+        name=study.name,
         header=_header(study),
-        css=Markup(css),
-        script=Markup(script),
         verdict=findings["verdict"],
         verdict_chart=verdict.draw(study, findings["verdict"]),
-        verdict_glyph=_glyph(findings["verdict"]),
+        verdict_glyph=glyph(findings["verdict"]),
         warnings=raised,
         passed=passed,
         found=sum(warning["severity"] != "record" for warning in raised),
         warnings_title=collected.warnings_title(raised, passed),
         shown=collected.SHOWN,
         names=names,
-        settings=settings,
+        settings_sentences=settings.sentences,
         settings_body=collected.draw_settings(study, settings),
         sections=sections,
+        twin="report.json",
     )
-    return "\n".join(line for line in html.splitlines() if line.strip()) + "\n"
 
 
 def _json(
@@ -184,13 +186,6 @@ def _header(study: Study) -> str:
     rest = ", ".join([*where, *when, f"ledger {short_hash(study.ledger_hash)}"])
     parts.append(f"{rest[0].upper()}{rest[1:]}.")
     return " ".join(parts)
-
-
-def _glyph(finding: Finding) -> tuple[str, str]:
-    """(mark, word) before a panel's name in the navigation."""
-    if finding.refusal is not None:
-        return "○", "not drawn"
-    return {"changes": ("■", "changes the answer"), "limits": ("▲", "warning")}.get(finding.worst or "", ("●", ""))
 
 
 def _reason(study: Study) -> str | None:

@@ -140,7 +140,10 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--watch", action="store_true", help="again every 2 seconds, until Ctrl-C")
 
     report = verb("report", _report, "write the robustness report: one offline HTML file and its JSON twin")
-    report.add_argument("study", metavar="STUDY", type=Path)
+    report.add_argument(
+        "study", metavar="STUDY", type=Path, nargs="+",
+        help="several: one page that compares them, several.html in the first one's report folder",
+    )  # fmt: skip
     report.add_argument("--json", action="store_true", help="print the summary as JSON")
     report.add_argument(
         "--plan", nargs="?", const="", metavar="FILE",
@@ -368,17 +371,26 @@ def _status(args: argparse.Namespace) -> int:
 
 
 def _report(args: argparse.Namespace) -> int:
-    from mmts_ray.analysis import report
-
     if args.plan is not None:
         from mmts_ray.analysis import plan, tables
 
-        path = Path(args.plan) if args.plan else args.study / "plan.yaml"
-        print(plan.text(plan.write(tables.load(args.study), path), args.study, path))
+        if len(args.study) > 1:
+            raise ValueError(f"--plan: {len(args.study)} studies; legal is one")
+        (study,) = args.study
+        path = Path(args.plan) if args.plan else study / "plan.yaml"
+        print(plan.text(plan.write(tables.load(study), path), study, path))
         return 0
-    path = report.write(args.study)
-    summary = report.summary(args.study)
-    print(json.dumps(summary, indent=2) if args.json else report.text(summary))
+    if len(args.study) > 1:
+        from mmts_ray.analysis.several import write as several
+
+        made = several.make(args.study)
+        path, summary, shown = several.write(made), several.summary(made), several.text
+    else:
+        from mmts_ray.analysis import report
+
+        path, summary = report.write_and_summarise(args.study[0])
+        shown = report.text
+    print(json.dumps(summary, indent=2) if args.json else shown(summary))
     print(f"report: {path}", file=sys.stderr if args.json else sys.stdout)
     return 0 if summary["feasible"] else 1
 

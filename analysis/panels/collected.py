@@ -96,7 +96,8 @@ def settings(study: Study, findings: Mapping[str, Finding]) -> Finding:
     )
 
 
-def draw_settings(study: Study, finding: Finding) -> Markup:
+def draw_settings(study: Study, finding: Finding, name: str = "settings") -> Markup:
+    """The table; `name` is its panel in the JSON twin."""
     frame = finding.frames["parameters"]
     if frame.empty:
         return notes(["The study searched no parameter."])
@@ -115,7 +116,7 @@ def draw_settings(study: Study, finding: Finding) -> Markup:
         "Set to: shown to three significant digits; the exact values that the fresh seeds ran at are under Reproduce. "
         "Importance, gain per parameter and safe range are not measured by this report."
     )
-    drawn = table("settings.parameters", frame, columns, label="What should I set?", wide=True)
+    drawn = table(f"{name}.parameters", frame, columns, label="What should I set?", wide=True)
     return Markup("{}{}{}").format(legend, drawn, notes(small))
 
 
