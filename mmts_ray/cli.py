@@ -114,14 +114,17 @@ def _parser() -> argparse.ArgumentParser:
 
     for name, run, help in (
         ("resume", _resume, "continue a study: nothing finished is lost or run twice"),
-        ("extend", _extend, "more trials, a wider space, or planned runs, for a study"),
+        ("extend", _extend, "more trials or seeds, a wider space, or planned runs, for a study"),
         ("confirm", _confirm, "rerun the baselines and the best configurations on fresh seeds, test split included"),
     ):
         added = verb(name, run, help)
         added.add_argument("study", metavar="STUDY", type=Path)
         _ray_arguments(added)
         if name == "extend":
-            added.add_argument("--trials", type=int, default=0, metavar="N", help="how many sampled trials to add")
+            added.add_argument("--trials", type=int, default=0, metavar="N", help="how many trials to add")
+            added.add_argument(
+                "--seeds", type=int, default=0, metavar="N", help="how many seeds to add to every configuration"
+            )
             added.add_argument(
                 "--space", type=Path, metavar="SPACE.yaml", help="take `search:` and `baseline:` from this file"
             )
@@ -280,7 +283,7 @@ def _extend(args: argparse.Namespace) -> int:
 
     if args.plan is not None:
         return _run_plan(args)
-    study = folder.extended(folder.open_study(args.study), trials=args.trials, space=args.space)
+    study = folder.extended(folder.open_study(args.study), trials=args.trials, seeds=args.seeds, space=args.space)
     frozen = _features(study, quiet=args.quiet)
     folder.update(study, args.study, frozen, cache_dir=default_cache_dir())
     return _run_search(args, study, args.study, frozen)

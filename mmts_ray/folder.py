@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mmts_ray import __version__, results
-from mmts_ray.config import legal
+from mmts_ray.config import SEED, legal
 from mmts_ray.features import Frozen
 from mmts_ray.health import health
 from mmts_ray.space import Choice, Float
@@ -46,11 +46,12 @@ def is_study(study_dir: Path) -> bool:
 
 
 def same_study(study: StudyConfig, study_dir: Path) -> StudyConfig:
-    """The study of a folder, which must be this one; `extend` may have given it more trials since."""
+    """The study of a folder, which must be this one; `extend` may have given it more trials or seeds since."""
     kept = open_study(study_dir)
     for key in (f.name for f in fields(StudyConfig)):
         mine, theirs = getattr(study, key), getattr(kept, key)
-        if mine != theirs and not (key == "trials" and theirs > mine):
+        more = (key == "trials" and theirs > mine) or (key == "seeds" and theirs[: len(mine)] == mine)
+        if mine != theirs and not more:
             what = key
             if key == "fixed":
                 ours, kept_there = dict(mine), dict(theirs)
@@ -85,12 +86,24 @@ def open_study(study_dir: Path) -> StudyConfig:
     return load(study_dir / STUDY)
 
 
-def extended(study: StudyConfig, *, trials: int, space: Path | None) -> StudyConfig:
-    """The study with more trials, and with the search and baselines of another file when one is given."""
-    if trials < 0 or (not trials and space is None):
-        raise ValueError(f"--trials: {trials}; legal is a whole number above 0 (or --space with a wider space)")
+def extended(study: StudyConfig, *, trials: int, seeds: int = 0, space: Path | None = None) -> StudyConfig:
+    """The study with more trials or seeds, and with the search and baselines of another file when one is given."""
+    for option, number in (("--trials", trials), ("--seeds", seeds)):
+        if number < 0:
+            raise ValueError(f"{option}: {number}; legal is a whole number above 0")
+    if not trials and not seeds and space is None:
+        raise ValueError("nothing to add; legal are --trials N, --seeds N and --space SPACE.yaml")
     if study.strategy == "grid" and trials:
         raise ValueError("--trials: a grid has no further points; give --space with more of them")
+    if seeds:
+        if SEED in dict(study.fixed) or any(SEED in dict(point) for _, point in study.baselines):
+            raise ValueError(f"--seeds: the study sets {SEED} itself")
+        free = [seed for seed in range(results.FRESH_SEEDS) if seed not in study.seeds]
+        if seeds > len(free) or max(study.seeds) >= results.FRESH_SEEDS:
+            raise ValueError(
+                f"--seeds: {seeds}; legal are seeds below {results.FRESH_SEEDS}, where those of confirm begin"
+            )
+        study = replace(study, seeds=(*study.seeds, *free[:seeds]))
     if space is not None:
         other = load(space)
         for key in ("objective", "fixed", "strategy"):
@@ -117,7 +130,9 @@ def describe(study: StudyConfig, frozen: Frozen, *, command: str, cache_dir: Pat
         "objective": dict(study.objective),
         "strategy": study.strategy,
         "seed": study.seed,
+        "seeds": list(study.seeds),
         "trials": study.trials,
+        "controls": study.controls,
         "baselines": [name for name, _ in study.baselines],
         "space": [_described(study, index) for index in range(len(study.searched))],
         "confirm": {"top": study.confirm_top, "seeds": study.confirm_seeds},

@@ -6,39 +6,178 @@ from typing import Any
 import numpy as np
 
 from mmts_ray import results
-from mmts_ray.config import TrialConfig, from_flat
+from mmts_ray.config import SEED, TrialConfig, from_flat
+from mmts_ray.space import sample
 from mmts_ray.study import StudyConfig
 
-Rows = dict[str, dict[str, Any]]  # the ledger's trials by id
+CONTROLS = 0x5EED  # the stream of random numbers that controls are drawn from
+MOST_REPEATS = 200  # draws in a row that have run already: then the space is taken as exhausted
+Rows = dict[str, dict[str, Any]]  # the ledger's trials by id, or its groups by the id of their first trial
+Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
 class Planned:
-    """A trial that will run: its id, what it is for, and its complete configuration."""
+    """What runs as one: a configuration on its seeds, each of them a trial of the ledger.
+
+    `trial` is the id of the first seed's trial, which is also the group's. `ended` holds the status of seeds that have
+    ended already and `before` what seeds have reported, (seed, epoch, metrics): a group that was interrupted.
+    """
 
     trial: str
     kind: str
     name: str | None
     config: TrialConfig
+    seeds: tuple[int, ...] = ()  # its own, when it is alone
+    ended: tuple[tuple[int, str], ...] = ()
+    before: tuple[tuple[int, int, Metrics], ...] = ()
+
+    @property
+    def members(self) -> dict[int, str]:
+        """The trial of each seed."""
+        seeds = self.seeds or (self.config.seed,)
+        return {seed: results.member_of(self.trial, seed, seeds[0]) for seed in seeds}
 
 
-def unfinished(known: Rows, *kinds: str) -> list[Planned]:
-    """The trials of these kinds that have begun, or wait, and have not ended."""
-    return [
-        Planned(trial=row["trial"], kind=row["kind"], name=row.get("name"), config=config_of(row))
-        for row in known.values()
+def grouped(study: StudyConfig, known: Rows) -> Rows:
+    """One record per configuration that ran as one: its first trial's, with the group's status and mean metrics.
+
+    A group ends as its worst seed: infeasible, failed, stopped; it is done when all seeds are. `device_seconds` is the
+    sum. Confirming reruns and planned ones are alone: their ids do not begin with t.
+    """
+    by_group: dict[str, list[dict[str, Any]]] = {}
+    for row in known.values():
+        by_group.setdefault(results.group_of(row["trial"]), []).append(row)
+    return {group: _group(study, rows) for group, rows in by_group.items()}
+
+
+def _group(study: StudyConfig, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    first = min(rows, key=lambda row: len(row["trial"]))  # t0007 before t0007-1
+    wanted = _seeds(study, first)
+    statuses = {row["status"] for row in rows}
+    if len(rows) == 1 and (len(wanted) == 1 or statuses != {"done"}):
+        return first
+    if statuses & {"running", "waiting"}:
+        status = "running" if "running" in statuses or statuses & {*results.FINISHED} else "waiting"
+    else:
+        status = next((s for s in ("infeasible", "failed", "stopped") if s in statuses), "done")
+    if status == "done" and set(wanted) > {row["seed"] for row in rows}:
+        status = "running"
+    metrics = results.mean(
+        [{k: v for k, v in row.items() if k.startswith("metric.") and v is not None} for row in rows]
+    )
+    plain = {k: v for k, v in first.items() if not k.startswith("metric.")}
+    spent = sum(row.get("device_seconds") or 0 for row in rows)
+    ends = [float(row["end_time"]) for row in rows if row.get("end_time") is not None]
+    return {
+        **plain,
+        **metrics,
+        "status": status,
+        "error": next((row["error"] for row in rows if row.get("error")), None),
+        "epoch": min(row.get("epoch") or 0 for row in rows),
+        "device_seconds": spent,
+        "end_time": max(ends) if len(ends) == len(rows) else None,
+    }
+
+
+def _seeds(study: StudyConfig, row: dict[str, Any]) -> tuple[int, ...]:
+    return (int(row["seed"]),) if not row["trial"].startswith("t") or len(study.seeds) == 1 else study.seeds
+
+
+def unfinished(study: StudyConfig, known: Rows, steps: list[dict[str, Any]], *kinds: str) -> list[Planned]:
+    """What has begun, or waits, and has not ended, or lacks a seed; with what its seeds have done so far."""
+    begun = {
+        group: row
+        for group, row in grouped(study, known).items()
         if row["kind"] in kinds and row["status"] not in results.FINISHED
+    }
+    rows: dict[str, list[tuple[int, int, Metrics]]] = {group: [] for group in begun}
+    for trial, row in known.items():
+        if (group := results.group_of(trial)) in begun and row["status"] == "done":
+            rows[group].append((int(row["seed"]), int(row["epoch"]), _metrics(study, row)))
+    for step in steps:
+        if (group := results.group_of(step["trial"])) in begun and step["trial"] in known:
+            rows[group].append((int(known[step["trial"]]["seed"]), int(step["epoch"]), _metrics(study, step)))
+    found = []
+    for group, row in begun.items():
+        seeds = _seeds(study, row)
+        members = {seed: known.get(results.member_of(group, seed, seeds[0])) for seed in seeds}
+        found.append(
+            Planned(
+                trial=group,
+                kind=row["kind"],
+                name=row.get("name"),
+                config=config_of(row).with_seed(seeds[0]),
+                seeds=seeds,
+                ended=tuple((s, m["status"]) for s, m in members.items() if m and m["status"] in results.FINISHED),
+                before=tuple(rows[group]),
+            )
+        )
+    return found
+
+
+def _metrics(study: StudyConfig, row: dict[str, Any]) -> Metrics:
+    return {name: row[f"metric.{name}"] for name in study.watched if row.get(f"metric.{name}") is not None}
+
+
+def evaluations(study: StudyConfig, known: Rows, steps: list[dict[str, Any]]) -> list[tuple[str, int, Metrics]]:
+    """(group, epoch, mean metrics) for each epoch that all seeds of a searched group reached, in order of time.
+
+    That is what a scheduler has seen.
+    """
+    members: dict[str, set[str]] = {}
+    for trial, row in known.items():
+        if row["kind"] == "search":
+            members.setdefault(results.group_of(trial), set()).add(trial)
+    found: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for step in steps:
+        if step["trial"] in known and known[step["trial"]]["kind"] == "search":
+            found.setdefault((results.group_of(step["trial"]), int(step["epoch"])), []).append(step)
+    whole = [
+        (max(row["first_time"] for row in rows), group, epoch, results.mean([_metrics(study, row) for row in rows]))
+        for (group, epoch), rows in found.items()
+        if {row["trial"] for row in rows} == members[group]
     ]
+    return [(group, epoch, metrics) for _, group, epoch, metrics in sorted(whole, key=lambda w: w[:3])]
 
 
 def missing_baselines(study: StudyConfig, known: Rows, first_id: int) -> list[Planned]:
     """The baselines that have never begun."""
     begun = {row.get("name") for row in known.values() if row["kind"] == "baseline"}
-    names = [name for name, _ in study.baselines if name not in begun]
+    configs = [(name, study.baseline_config(name)) for name, _ in study.baselines if name not in begun]
     return [
-        Planned(trial=f"t{first_id + i:04d}", kind="baseline", name=name, config=study.baseline_config(name))
-        for i, name in enumerate(names)
+        Planned(trial=trial_id("t", first_id + i), kind="baseline", name=name, config=c, seeds=study.seeds_of(c))
+        for i, (name, c) in enumerate(configs)
     ]
+
+
+def missing_controls(study: StudyConfig, known: Rows, first_id: int) -> list[Planned]:
+    """The controls that have never begun: points drawn at random, before anything has been seen, by their own stream.
+
+    Whether a control runs never depends on a result, so that they are an honest sample of the space.
+    """
+    begun = {row["config_hash"] for row in known.values() if row["kind"] == "control"}
+    taken = {row["config_hash"] for row in known.values() if row["kind"] != "control"}
+    rng = np.random.default_rng([study.seed, CONTROLS])
+    found: list[Planned] = []
+    repeats = 0
+    seen: set[str] = set()
+    while len(begun) + len(found) < study.controls and repeats < MOST_REPEATS:
+        try:
+            config = study.trial_config(sample(study.searched, rng, dict(study.fixed)))
+        except ValueError:  # parameters that are legal alone and not together
+            repeats += 1
+            continue
+        if config.hash in seen or config.hash in taken:
+            repeats += 1
+            continue
+        seen.add(config.hash)
+        if config.hash in begun:
+            continue
+        repeats = 0
+        trial = trial_id("t", first_id + len(found))
+        found.append(Planned(trial=trial, kind="control", name=None, config=config, seeds=study.seeds_of(config)))
+    return found
 
 
 def confirmations(study: StudyConfig, known: Rows, *, top: int, seeds: int) -> list[Planned]:
@@ -52,23 +191,21 @@ def confirmations(study: StudyConfig, known: Rows, *, top: int, seeds: int) -> l
     ]
     first_id = next_number(known, "c")
     return [
-        Planned(trial=f"c{first_id + i:04d}", kind="confirm", name=name, config=config)
+        Planned(trial=trial_id("c", first_id + i), kind="confirm", name=name, config=config)
         for i, (name, config) in enumerate(wanted)
     ]
 
 
-def start_record(study: StudyConfig, planned: Planned, *, status: str, data_key: str) -> dict[str, Any]:
-    """The record that opens a trial; it alone carries the parameters."""
+def start_records(study: StudyConfig, planned: Planned, *, status: str, data_key: str) -> list[dict[str, Any]]:
+    """The records that open a group's trials, those that have ended left out; they alone carry the parameters."""
     config = planned.config
     ones = np.ones(1, dtype=np.int64)
     schedule = config.function("schedule")(1, ones, ones, **config.kwargs("schedule"))
-    return {
+    shared = {
         "study": study.study,
-        "trial": planned.trial,
         "kind": planned.kind,
         "name": planned.name,
         "config_hash": config.hash,
-        "seed": config.seed,
         "rung": 0,
         "step": 0,
         "epoch": 0,
@@ -78,6 +215,12 @@ def start_record(study: StudyConfig, planned: Planned, *, status: str, data_key:
         "derived.data.key": data_key,
         **{f"derived.schedule.{k}": v for k, v in schedule.derived.items()},
     }
+    ended = dict(planned.ended)
+    return [
+        {**shared, "trial": trial, "seed": seed, f"param.{SEED}": seed}
+        for seed, trial in planned.members.items()
+        if seed not in ended
+    ]
 
 
 def objective_values(study: StudyConfig, metrics: dict[str, float]) -> list[float] | None:
@@ -119,7 +262,8 @@ def candidates(study: StudyConfig, known: Rows, top: int) -> list[tuple[str, Tri
         config = study.baseline_config(name)
         found.setdefault(config.hash, (name, config))
     limit = len(found) + top
-    for row in ranked(study, [r for r in known.values() if r["kind"] == "search"]):
+    searched = [row for row in grouped(study, known).values() if row["kind"] in ("search", "control")]
+    for row in ranked(study, searched):
         if len(found) >= limit:
             break
         found.setdefault(row["config_hash"], (row["trial"], config_of(row)))
@@ -127,4 +271,8 @@ def candidates(study: StudyConfig, known: Rows, top: int) -> list[tuple[str, Tri
 
 
 def next_number(known: Rows, letter: str) -> int:
-    return 1 + max((int(t[1:]) for t in known if t.startswith(letter)), default=-1)
+    return 1 + max((int(results.group_of(t)[1:]) for t in known if t.startswith(letter)), default=-1)
+
+
+def trial_id(letter: str, number: int) -> str:
+    return f"{letter}{number:04d}"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mmts_ray.config import ENCODING, SEED, TrialConfig, legal
-from mmts_ray.plan import Planned, Rows, config_of, next_number
+from mmts_ray.plan import Planned, Rows, config_of, next_number, trial_id
 from mmts_ray.space import did_you_mean
 from mmts_ray.study import StudyConfig
 
@@ -40,7 +40,7 @@ def load(path: str | Path, study: StudyConfig, known: Rows) -> list[Planned]:
             if key not in ran:
                 ran.add(key)
                 letter = LETTERS[kind]
-                trial = f"{letter}{numbers[letter]:04d}"
+                trial = trial_id(letter, numbers[letter])
                 numbers[letter] += 1
                 found.append(Planned(trial=trial, kind=kind, name=name, config=config.with_seed(seed)))
     return found

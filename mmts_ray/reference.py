@@ -83,19 +83,23 @@ def resolved(study: StudyConfig) -> dict[str, Any]:
     sampled = len(grid(study)) if study.strategy == "grid" else (study.trials if study.searched else 0)
     confirmed = (min(study.confirm_top, sampled) + len(study.baselines)) * study.confirm_seeds
     epochs = example.kwargs("train")["epochs"]
-    runs = sampled + len(study.baselines) + confirmed
+    seeds = len(study.seeds)
+    runs = (sampled + len(study.baselines)) * seeds + confirmed
     return {
         "study": study.study,
         "objective": dict(study.objective),
         "strategy": study.strategy,
         "strategy_meaning": STRATEGIES[study.strategy].meaning,
         "seed": study.seed,
+        "seeds": list(study.seeds),
+        "controls": study.controls if study.searched else 0,
+        "controls_meaning": _controls(study),
         "fixed": {k: v for k, v in example.items if k not in searched},
         "search": {e.path: _searched(e) for e in study.searched},
         "baseline": {name: dict(items) for name, items in study.baselines},
         "cost": {
-            "sampled_trials": sampled,
-            "baseline_trials": len(study.baselines),
+            "sampled_trials": sampled * seeds,
+            "baseline_trials": len(study.baselines) * seeds,
             "confirm_trials": confirmed,
             "epochs_at_most": runs * epochs,
         },
@@ -105,6 +109,13 @@ def resolved(study: StudyConfig) -> dict[str, Any]:
             "concurrent": study.resources.concurrent or "as many as fit",
         },
     }
+
+
+def _controls(study: StudyConfig) -> str:
+    few = "too few to say how well early results agree with the end; the report wants 20"
+    if not STRATEGIES[study.strategy].scheduler:
+        return "drawn at random; nothing is stopped early"
+    return f"drawn at random and never stopped{'' if study.controls >= 20 else ': ' + few}"
 
 
 def _searched(entry: Any) -> str:
@@ -119,7 +130,8 @@ def describe(resolved: dict[str, Any]) -> str:
         f"study       {resolved['study']}",
         "objective   " + ", ".join(f"{mode} {name}" for name, mode in resolved["objective"].items()),
         f"strategy    {resolved['strategy']}: {resolved['strategy_meaning']}",
-        f"seed        {resolved['seed']}",
+        f"seed        {resolved['seed']}; each configuration runs on {', '.join(map(str, resolved['seeds']))}",
+        f"controls    {resolved['controls']} of the trials, {resolved['controls_meaning']}",
         "search",
         *(f"  {path:28} {text}" for path, text in resolved["search"].items()),
         "baselines, run first; the first is the default",

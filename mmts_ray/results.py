@@ -7,7 +7,11 @@ trial up, and how far it was some seconds later). Keys of a record:
     study trial kind name config_hash seed rung step epoch seconds device_seconds global_batch status error time
     param.<path>  derived.<path>  metric.<name>  note
 
-`status`: waiting | running | done | stopped (by the scheduler) | infeasible (non-finite, out of memory) | failed.
+`kind`: baseline (a named point), control (drawn at random, never stopped early), search (proposed by the strategy),
+confirm (a known configuration on a fresh seed), probe (a planned step away from one, its role in its name). A
+configuration on several seeds is a group: one trial per seed, `t0007` for the first and `t0007-2` for seed 2.
+`status`: waiting | running | done | stopped (by the scheduler, or with its group) | infeasible (non-finite, out of
+memory) | failed.
 `seconds` is the training in the trial's present state: a process that takes it up goes on from its checkpoint's count.
 `device_seconds` is seconds x devices; `time` is Unix time.
 A record is unique on (trial, step, status); the fold keeps the last one written.
@@ -27,9 +31,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 1
-# confirm: a known configuration on fresh seeds; probe: a planned step away from one, its role in its name; control: a
-# random point that no scheduler stops
-KINDS = ("baseline", "search", "confirm", "probe", "control")
+KINDS = ("baseline", "control", "search", "confirm", "probe")
 FRESH = ("confirm", "probe")  # on seeds that no search has seen: scored on the test split, and never told to a sampler
 FRESH_SEEDS = 1000  # fresh seeds start here, so that they never meet a seed of the search
 FINISHED = ("done", "stopped", "infeasible", "failed")
@@ -157,8 +159,9 @@ def fold(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
     A trial is its start record (params) under its end record (metrics); without an end its status is that of the start.
     A resumed trial repeats the steps after its checkpoint: the last record written wins, and `duplicates` counts those
     folded. Records of one trial may come from several files. `time` is the trial's first start, `end_time` its end,
-    `starts` how often it began to run. `device_seconds` of a trial is all that was spent on it, `lost_device_seconds`
-    the part that was trained again because a process died after its last checkpoint.
+    `starts` how often it began to run; `first_time` is when a step was written first. `device_seconds` of a trial is
+    all that was spent on it, `lost_device_seconds` the part that was trained again because a process died after its
+    last checkpoint.
     """
     starts: dict[str, dict[str, Any]] = {}
     ends: dict[str, dict[str, Any]] = {}
@@ -181,7 +184,8 @@ def fold(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
         elif any(k.startswith("metric.") for k in row):
             key = (trial, int(row.get("step", 0)))
             duplicates += key in steps
-            steps[key] = row
+            first = steps[key].get("first_time", steps[key].get("time")) if key in steps else row.get("time")
+            steps[key] = {**row, "first_time": first}
     trials = []
     for trial, start in starts.items():
         end = ends.get(trial, {})
@@ -192,6 +196,22 @@ def fold(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
             spends = {"device_seconds": round(reached[trial] + again, 4), "lost_device_seconds": round(again, 4)}
         trials.append({**start, **end, **times, **spends})
     return trials, list(steps.values()), duplicates
+
+
+def group_of(trial: str) -> str:
+    """The group of a trial: the id of its configuration's first seed."""
+    return trial.partition("-")[0]
+
+
+def member_of(group: str, seed: int, first: int) -> str:
+    """The trial of one seed of a group whose first seed is `first`."""
+    return group if seed == first else f"{group}-{seed}"
+
+
+def mean(rows: list[dict[str, float]]) -> dict[str, float]:
+    """The mean of every number that all rows have."""
+    shared = set.intersection(*(set(row) for row in rows)) if rows else set()
+    return {key: sum(row[key] for row in rows) / len(rows) for key in rows[0] if key in shared} if rows else {}
 
 
 def trials_of(study_dir: str | Path) -> dict[str, dict[str, Any]]:

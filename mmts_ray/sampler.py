@@ -1,8 +1,9 @@
 """The study's memory in Optuna: what was tried, what came of it, what to try next.
 
-One Optuna study per search space, in a journal that `optuna-dashboard` reads. The journal can be lost: `adopt` rebuilds
-it from the ledger. Nothing is ever left RUNNING, a stopped trial is PRUNED and not COMPLETE, another direction is
-refused, and each proposal comes from a generator seeded by (seed, number of trials so far): re-attaching repeats none.
+One Optuna study per search space and number of seeds, in a journal that `optuna-dashboard` reads. The journal can be
+lost: `adopt` rebuilds it from the ledger. Nothing is ever left RUNNING, a stopped trial is PRUNED and not COMPLETE,
+another direction is refused, and each proposal comes from a generator seeded by (seed, number of trials so far):
+re-attaching repeats none.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ class Sampler:
         _repair(self.path)
         storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self.path)))
         directions = [mode + "imize" for _, mode in study.objective]
-        name = f"{study.study}-{space_hash(study)}"
+        name = f"{study.study}-{space_hash(study)}" + (f"-{len(study.seeds)}-seeds" if len(study.seeds) > 1 else "")
         if name in {s.study_name for s in optuna.get_all_study_summaries(storage)}:
             self.study = optuna.load_study(study_name=name, storage=storage)
             kept = [d.name.lower() for d in self.study.directions]
@@ -47,7 +48,6 @@ class Sampler:
             self.study.set_user_attr("objective", dict(study.objective))
         self.grid = grid(study) if study.strategy == "grid" else []
         self._live: dict[int, optuna.Trial] = {}
-        self.told = 0
         self.number_of: dict[str, int] = {}
         for trial in self.study.get_trials(deepcopy=False):
             if "trial" in trial.user_attrs:
@@ -80,26 +80,21 @@ class Sampler:
         trial = self._live.pop(number, None) or optuna.Trial(self.study, self._trial_id(number))
         if status != "done":
             trial.set_user_attr("status", status)
-        several = len(self.study.directions) > 1
-        if status == "done" and values:
-            self.study.tell(trial, values)
-        elif status == "stopped" and values and not several:
-            trial.report(values[0], step=epoch)
-            self.study.tell(trial, state=TrialState.PRUNED)
-        elif status == "infeasible" and not several:
-            # PRUNED without a value ranks below every other trial: TPE then avoids the region, which FAIL would not do
-            self.study.tell(trial, state=TrialState.PRUNED)
-        else:
-            self.study.tell(trial, state=TrialState.FAIL)
-        self.told += 1
+        state, values, seen = self._end(status, values, epoch)
+        for step, value in seen.items():
+            trial.report(value, step=step)
+        self.study.tell(trial, values, state=state)
 
-    def adopt(self, trial: str, config: TrialConfig, *, status: str, values: list[float] | None) -> bool:
-        """Make a finished trial known that was not asked here (a baseline, a lost journal, another space).
+    def adopt(
+        self, trial: str, config: TrialConfig, *, status: str, values: list[float] | None, epoch: int = 0
+    ) -> bool:
+        """Make a trial known that was not asked here (a baseline, a control, a lost journal, another space).
 
-        False when it is no point of the space (also when something that is not searched differs), or has no value:
-        the ledger keeps it, the sampler must not learn from it.
+        False when it is no point of the space (also when something that is not searched differs), or says nothing: the
+        ledger keeps it, the sampler must not learn from it.
         """
-        if trial in self.number_of or status != "done" or not values:
+        state, values, seen = self._end(status, values, epoch)
+        if trial in self.number_of or state == TrialState.FAIL:
             return False
         point = config.flat()
         params: dict[str, Any] = {}
@@ -113,14 +108,34 @@ class Sampler:
         if self.config.trial_config(params).hash != config.hash:
             return False
         by_path = {entry.path: entry.domain for entry in self.config.searched}
-        distributions = {path: _distribution(by_path[path]) for path in params}
         self.study.add_trial(
             optuna.trial.create_trial(
-                params=params, distributions=distributions, values=values, user_attrs={"trial": trial}
+                state=state,
+                params=params,
+                distributions={path: _distribution(by_path[path]) for path in params},
+                values=values,
+                intermediate_values=seen,
+                user_attrs={"trial": trial, **({"status": status} if status != "done" else {})},
             )
         )
         self.number_of[trial] = len(self.study.get_trials(deepcopy=False)) - 1
         return True
+
+    def _end(
+        self, status: str, values: list[float] | None, epoch: int
+    ) -> tuple[TrialState, list[float] | None, dict[int, float]]:
+        """What an end is to Optuna: (state, values, intermediate values).
+
+        A stopped trial is PRUNED at its epoch, below every complete one. PRUNED without a value ranks below every other
+        trial: TPE then avoids the region of an infeasible one, which FAIL would not do. So is what was stopped under
+        several metrics, because Optuna has no intermediate values there.
+        """
+        if status == "done" and values:
+            return TrialState.COMPLETE, values, {}
+        if status == "stopped" and values:
+            several = len(self.study.directions) > 1
+            return TrialState.PRUNED, None, {} if several else {epoch: values[0]}
+        return (TrialState.PRUNED if status in ("stopped", "infeasible") else TrialState.FAIL), None, {}
 
     def _trial_id(self, number: int) -> int:
         return self.study.get_trials(deepcopy=False)[number]._trial_id

@@ -256,11 +256,13 @@ def parse_at(path: str, domain: Domain, value: Any) -> Any:
         raise ValueError(f"{path}: {problem}") from None
 
 
-def sample(searched: Iterable[Searched], rng: np.random.Generator) -> dict[str, Any]:
+def sample(
+    searched: Iterable[Searched], rng: np.random.Generator, fixed: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Draw one point, each parameter independently from its own scale; inactive parameters are left out."""
     point: dict[str, Any] = {}
     for entry in searched:
-        if not entry.active(point):
+        if not entry.active({**(fixed or {}), **point}):
             continue
         point[entry.path] = _draw(entry.domain, rng)
     return point

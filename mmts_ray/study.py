@@ -60,7 +60,9 @@ class StudyConfig:
     objective: tuple[tuple[str, str], ...]
     strategy: str
     trials: int
+    controls: int
     seed: int
+    seeds: tuple[int, ...]
     fixed: tuple[tuple[str, Any], ...]
     searched: tuple[Searched, ...]
     baselines: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
@@ -73,7 +75,16 @@ class StudyConfig:
 
     def trial_config(self, point: Mapping[str, Any]) -> TrialConfig:
         """The complete configuration of a sampled point; an explicit train.seed in `fixed` or the point wins."""
-        return from_flat({SEED: self.seed, **_merged(dict(self.fixed), point)})
+        return from_flat({SEED: self.seeds[0], **_merged(dict(self.fixed), point)})
+
+    @property
+    def watched(self) -> tuple[str, ...]:
+        """The metrics that decide something: which configuration is better."""
+        return tuple(name for name, _ in self.objective)
+
+    def seeds_of(self, config: TrialConfig) -> tuple[int, ...]:
+        """The seeds that a baseline, control or searched configuration runs on; each is a trial."""
+        return self.seeds if len(self.seeds) > 1 else (config.seed,)
 
     def baseline_config(self, name: str) -> TrialConfig:
         return self.trial_config(dict(dict(self.baselines)[name]))
@@ -125,7 +136,9 @@ def to_dict(study: StudyConfig) -> dict[str, Any]:
         "objective": dict(study.objective),
         "strategy": study.strategy,
         "trials": study.trials,
+        "controls": study.controls,
         "seed": study.seed,
+        "seeds": list(study.seeds),
         "fixed": dict(study.fixed),
         "search": search,
         "baseline": [{"name": name, **dict(items)} for name, items in study.baselines],

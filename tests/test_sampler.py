@@ -134,8 +134,13 @@ def test_finished_trials_are_adopted_once_when_they_are_points_of_the_space(tmp_
     assert not sampler.adopt("t0001", from_flat({**inside, "train.lr": 0.9}), status="done", values=[0.3])
     assert not sampler.adopt("t0002", from_flat({**inside, "train.epochs": 3}), status="done", values=[0.3])
     assert not sampler.adopt("t0003", from_flat({**inside, "schedule.name": "cosine"}), status="done", values=[0.3])
-    assert not sampler.adopt("t0004", from_flat(inside), status="stopped", values=[0.3])
+    assert not sampler.adopt("t0004", from_flat(inside), status="failed", values=None)
     assert [t.values for t in sampler.study.get_trials()] == [[0.3]]
+    other = from_flat({**inside, "train.lr": 0.02})
+    assert sampler.adopt("t0005", other, status="stopped", values=[0.4], epoch=3)
+    assert sampler.adopt("t0006", other, status="infeasible", values=None)
+    assert states(sampler) == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED]
+    assert [t.intermediate_values for t in sampler.study.get_trials()] == [{}, {3: 0.4}, {}]
     assert sampler.study.best_trial.params == {"train.lr": 0.01, "loss.r_mix": 0.0, "groups.k": 10}
 
 

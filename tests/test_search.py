@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 
 import optuna
 import pytest
@@ -10,6 +11,7 @@ from toy import frozen
 
 from mmts_ray import plan, results, search, space_file
 from mmts_ray.sampler import JOURNAL
+from mmts_ray.search.proposals import Proposals
 from mmts_ray.trial.run import WEIGHTS
 
 pytestmark = pytest.mark.ray
@@ -289,3 +291,90 @@ def test_a_point_whose_parts_do_not_go_together_is_not_run_and_the_search_goes_o
     assert all(t["param.schedule.init"] <= 0.2 and t["status"] == "done" for t in trials)
     told = optuna_trials(tmp_path / "s")
     assert {t.user_attrs.get("status") for t in told if t.params["schedule.init"] > 0.2} == {"infeasible"}
+
+
+def test_a_resumed_search_stops_what_the_uninterrupted_one_stops(local_ray, tmp_path, monkeypatch):
+    """One trial at a time, the folder copied whenever the scheduler has seen something: each copy is a kill there."""
+    study = space_file.parse({**SPACE, "strategy": "tpe_asha", "trials": 9, "resources": {"concurrent": 1}})
+    seen = Proposals.on_trial_result
+    copies = []
+
+    def copying(self, trial_id, result):
+        copies.append(tmp_path / f"killed-{len(copies)}")
+        shutil.copytree(tmp_path / "s", copies[-1], ignore=shutil.ignore_patterns("ray", "cache"))
+        seen(self, trial_id, result)
+
+    monkeypatch.setattr(Proposals, "on_trial_result", copying)
+    run(study, tmp_path / "s")
+    monkeypatch.setattr(Proposals, "on_trial_result", seen)
+    whole = {t["trial"]: t for t in check_ledger(tmp_path / "s")}
+    stopped = {t: row["epoch"] for t, row in whole.items() if row["status"] == "stopped"}
+    assert stopped
+    known = ("running", "waiting")
+    interesting = [c for c in copies if any(t["status"] in known for t in results.trials_of(c).values())]
+    picked = interesting[2 :: max(1, len(interesting) // 5)]
+    assert len(picked) >= 4
+    for folder in picked:
+        run(study, folder)
+        trials = results.trials_of(folder)
+        assert {t: row["epoch"] for t, row in trials.items() if row["status"] == "stopped"} == stopped, folder
+        assert {t: row["config_hash"] for t, row in trials.items()} == {
+            t: row["config_hash"] for t, row in whole.items()
+        }
+        assert sorted((t.state.name, t.user_attrs["trial"]) for t in optuna_trials(folder)) == sorted(
+            (t.state.name, t.user_attrs["trial"]) for t in optuna_trials(tmp_path / "s")
+        )
+
+
+@pytest.mark.parametrize("strategy", ["tpe", "tpe_asha"])
+def test_seed_groups_are_told_as_their_mean_stopped_as_one_and_more_seeds_can_be_added(strategy, local_ray, tmp_path):
+    from dataclasses import replace
+
+    study = space_file.parse({**SPACE, "strategy": strategy, "seeds": [0, 1]})
+    heard = run(study, tmp_path / "s")
+    trials = check_ledger(tmp_path / "s")
+    assert len(trials) == (6 + 2) * 2
+    assert heard.begun == [(8, 0)]
+    assert len(heard.ended) == 8
+    groups = plan.grouped(study, results.trials_of(tmp_path / "s"))
+    told = {t.user_attrs["trial"]: t for t in optuna_trials(tmp_path / "s")}
+    assert len(told) == 6 + 1
+    for trial, row in groups.items():
+        each = [t for t in trials if results.group_of(t["trial"]) == trial]
+        assert [t["seed"] for t in each] == [0, 1]
+        assert {t["status"] for t in each} == {row["status"]}, "a group ends as one"
+        if trial in told:
+            wanted = sum(t["metric.val_i2t_r1"] for t in each) / 2
+            assert told[trial].value == pytest.approx(wanted)
+            assert told[trial].state == (TrialState.COMPLETE if row["status"] == "done" else TrialState.PRUNED)
+    if strategy == "tpe_asha":
+        assert "stopped" in {row["status"] for row in groups.values()}
+    kept = {p.parent.name for p in (tmp_path / "s" / "checkpoints").rglob(WEIGHTS)}
+    done = [t for t, row in groups.items() if row["status"] == "done"]
+    best = plan.ranked(study, [groups[t] for t in done if groups[t]["kind"] == "search"])[:5]
+    compared = [t for t in done if groups[t]["kind"] == "baseline"]
+    assert kept == {f"{t}{end}" for t in [*compared, *(row["trial"] for row in best)] for end in ("", "-1")}
+    heard = confirm(study, tmp_path / "s", top=2, seeds=2)
+    assert len(heard.ended) == (2 + 2) * 2
+    longer = run(replace(study, seeds=(0, 1, 2)), tmp_path / "s")
+    assert {trial for trial, *_ in longer.ended} == set(done)
+    trials = results.trials_of(tmp_path / "s")
+    assert all(trials[f"{t}-2"]["status"] == "done" and trials[t]["starts"] == 1 for t in done)
+    by_name = optuna.get_all_study_summaries(
+        optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(tmp_path / "s" / JOURNAL)))
+    )
+    assert sorted(s.n_trials for s in by_name) == [7, 7]
+
+
+def test_controls_are_random_never_stopped_and_known_to_the_sampler(local_ray, tmp_path):
+    study = space_file.parse({**SPACE, "strategy": "tpe_asha", "trials": 8, "controls": 4})
+    run(study, tmp_path / "s")
+    trials = check_ledger(tmp_path / "s")
+    controls = [t for t in trials if t["kind"] == "control"]
+    assert [t["status"] for t in controls] == ["done"] * 4
+    assert sum(t["kind"] == "search" for t in trials) == 4
+    assert {t["trial"] for t in controls} <= {t.user_attrs["trial"] for t in optuna_trials(tmp_path / "s")}
+    points = [(t["param.train.lr"], t["param.groups.k"]) for t in controls]
+    other = space_file.parse({**SPACE, "strategy": "random", "trials": 20, "controls": 4})
+    planned = plan.missing_controls(other, {}, 0)
+    assert [(p.config.flat()["train.lr"], p.config.flat()["groups.k"]) for p in planned] == points

@@ -14,9 +14,12 @@ from mmts_ray.plan import (
     Rows,
     config_of,
     confirmations,
+    evaluations,
+    grouped,
     missing_baselines,
+    missing_controls,
     next_number,
-    start_record,
+    start_records,
     unfinished,
     values_of,
 )
@@ -24,37 +27,48 @@ from mmts_ray.sampler import Sampler
 from mmts_ray.search.drive import drive
 from mmts_ray.search.lease import lease
 from mmts_ray.search.proposals import Progress, Proposals
+from mmts_ray.search.schedulers import Asha, scheduler_of
 from mmts_ray.study import StudyConfig
 
 
 def search(
     study: StudyConfig, study_dir: Path, frozen: Frozen, *, cache_dir: Path, progress: Progress, address: str
 ) -> None:
-    """Run the study to its number of trials: unfinished trials first, then missing baselines, then sampled points."""
+    """Run the study to its number of trials: unfinished ones first, then missing baselines and controls, then points
+    that the strategy proposes."""
     with lease(study_dir):
-        known = results.trials_of(study_dir)
+        trials, steps, _ = results.fold(results.records(study_dir))
+        known = {row["trial"]: row for row in trials}
+        groups = grouped(study, known)
         sampler = Sampler(study, study_dir)
-        _synchronise(study, sampler, known)
-        begun = unfinished(known, *results.KINDS)
+        _synchronise(study, sampler, groups)
+        scheduler = scheduler_of(study)
+        stopped = scheduler.replay(evaluations(study, known, steps)) if isinstance(scheduler, Asha) else set()
+        begun = unfinished(study, known, steps, *results.KINDS)
         first_id = next_number(known, "t")
         baselines = missing_baselines(study, known, first_id)
-        sampled = sum(row["kind"] == "search" for row in known.values())
-        total = len(sampler.grid) if study.strategy == "grid" else study.trials
-        wanted = max(total - sampled, 0) if study.searched else 0
+        controls = missing_controls(study, known, first_id + len(baselines))
+        plan = [*(p for p in begun if p.trial not in stopped), *baselines, *controls]
+        sampled = sum(row["kind"] == "search" for row in groups.values())
+        total = len(sampler.grid) if study.strategy == "grid" else study.trials - study.controls
         proposals = Proposals(
             study,
             study_dir,
             known=known,
-            plan=[*begun, *baselines],
+            plan=plan,
             data_key=frozen.key,
             sampler=sampler,
             sampled=sampled,
-            wanted=wanted,
-            next_id=first_id + len(baselines),
+            wanted=max(total - sampled, 0) if study.searched else 0,
+            next_id=first_id + len(baselines) + len(controls),
             progress=progress,
+            scheduled=scheduler is not None,
         )
-        progress.begin(planned=len(proposals.plan) + wanted, finished=len(known) - len(begun))
-        drive(study, study_dir, frozen, proposals, cache_dir=cache_dir, address=address)
+        progress.begin(planned=len(plan) + proposals.wanted, finished=len(groups) - len(begun))
+        for planned in begun:
+            if planned.trial in stopped:  # decided, but killed before it was written
+                proposals.stop(planned, steps)
+        drive(study, study_dir, frozen, proposals, scheduler=scheduler, cache_dir=cache_dir, address=address)
 
 
 def confirm(
@@ -105,10 +119,11 @@ def _run_certain(
     address: str,
 ) -> None:
     """Run the unfinished trials of these kinds, and then the fresh ones; nothing is sampled or stopped."""
-    begun = unfinished(known, *kinds)
+    begun = unfinished(study, known, [], *kinds)
     with contextlib.closing(results.Ledger(study_dir)) as ledger:
         for one in fresh:  # written down first, so that `resume` finishes what is interrupted here
-            ledger.append(start_record(study, one, status="waiting", data_key=frozen.key))
+            for record in start_records(study, one, status="waiting", data_key=frozen.key):
+                ledger.append(record)
     finished = sum(row["kind"] in kinds for row in known.values()) - len(begun)
     progress.begin(planned=len(begun) + len(fresh), finished=finished)
     plan = [*begun, *fresh]
@@ -116,16 +131,16 @@ def _run_certain(
     drive(study, study_dir, frozen, proposals, cache_dir=cache_dir, address=address)
 
 
-def _synchronise(study: StudyConfig, sampler: Sampler, known: Rows) -> None:
+def _synchronise(study: StudyConfig, sampler: Sampler, groups: Rows) -> None:
     """Tell the sampler what the ledger knows and it does not: ends it missed, and trials of a lost or other journal."""
-    for trial, row in known.items():
+    for trial, row in groups.items():
         if row["kind"] in results.FRESH or row["status"] not in results.FINISHED:
             continue
-        values = values_of(study, row)
+        end = {"status": row["status"], "values": values_of(study, row), "epoch": row["epoch"]}
         if trial in sampler.number_of:
-            sampler.tell(sampler.number_of[trial], status=row["status"], values=values, epoch=row["epoch"])
+            sampler.tell(sampler.number_of[trial], **end)
         else:
-            sampler.adopt(trial, config_of(row), status=row["status"], values=values)
+            sampler.adopt(trial, config_of(row), **end)
     for trial, number in sampler.number_of.items():
-        if trial not in known and sampler.running(number):  # asked, but killed before its start was written
+        if trial not in groups and sampler.running(number):  # asked, but killed before its start was written
             sampler.tell(number, status="failed", values=None)

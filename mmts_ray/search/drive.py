@@ -17,16 +17,23 @@ os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")
 import numpy as np
 import ray
 from ray import tune
+from ray.tune.schedulers import TrialScheduler
 
 from mmts_ray.features import Frozen
 from mmts_ray.search.proposals import Proposals
-from mmts_ray.search.schedulers import scheduler_of
 from mmts_ray.study import StudyConfig
 from mmts_ray.trial.actor import TrialActor
 
 
 def drive(
-    study: StudyConfig, study_dir: Path, frozen: Frozen, proposals: Proposals, *, cache_dir: Path, address: str
+    study: StudyConfig,
+    study_dir: Path,
+    frozen: Frozen,
+    proposals: Proposals,
+    *,
+    scheduler: TrialScheduler | None = None,
+    cache_dir: Path,
+    address: str,
 ) -> None:
     """Run what `proposals` hands out until it has nothing left."""
     if not proposals.plan and proposals.wanted <= 0:
@@ -47,13 +54,11 @@ def drive(
         if resources.gpus:
             fitting = min(fitting, int(total["GPU"] / resources.gpus))
         concurrent = min(fitting, resources.concurrent or fitting)
-        scheduler = scheduler_of(study) if proposals.sampler is not None else None
         options = {
             "cpus": resources.cpus,
             "gpus": resources.gpus,
             "cache_dir": str(cache_dir),
             "checkpoint_seconds": study.checkpoint_seconds,
-            "report_every_row": scheduler is not None,
         }
         # plain arrays, not memory maps: the object store then shares them between actors without a copy
         frozen = replace(frozen, image_NI=np.asarray(frozen.image_NI), text_UT=np.asarray(frozen.text_UT))

@@ -7,13 +7,22 @@ from typing import Any, Protocol
 from ray.tune.search import Searcher
 
 from mmts_ray import results
-from mmts_ray.plan import Planned, Rows, objective_values, start_record, values_of
+from mmts_ray.plan import (
+    MOST_REPEATS,
+    Planned,
+    Rows,
+    grouped,
+    objective_values,
+    start_records,
+    trial_id,
+    values_of,
+)
 from mmts_ray.sampler import Sampler
 from mmts_ray.study import StudyConfig
 from mmts_ray.trial.run import checkpoint_dir
 
-KEEP_BEST = 5  # search trials whose weights are kept
-MOST_REPEATS = 200  # proposals in a row that have run already: then the space is taken as exhausted
+SAMPLED = ("search", "control")
+KEEP_BEST = 5  # searched configurations whose weights are kept
 
 
 class Progress(Protocol):
@@ -39,6 +48,7 @@ class Proposals(Searcher):
         sampled: int = 0,
         wanted: int = 0,
         next_id: int = 0,
+        scheduled: bool = False,
     ) -> None:
         super().__init__()
         self.study, self.study_dir, self.sampler, self.progress = study, study_dir, sampler, progress
@@ -47,35 +57,40 @@ class Proposals(Searcher):
         self.ledger = results.Ledger(study_dir)
         self.live: dict[str, Planned] = {}  # by Tune's trial id
         self.last: dict[str, dict[str, Any]] = {}
+        self.reports = scheduled
         # what ran or runs, by configuration, with its values once they are known
-        self.ran = {
-            row["config_hash"]: values_of(study, row) if row["status"] == "done" else None
-            for row in known.values()
-            if row["kind"] not in results.FRESH
-        }
+        groups = [row for row in grouped(study, known).values() if row["kind"] not in results.FRESH]
+        self.ran = {row["config_hash"]: values_of(study, row) if row["status"] == "done" else None for row in groups}
         self.ran |= {p.config.hash: None for p in plan}
         sign = 1 if study.objective[0][1] == "max" else -1
-        done = [
-            (row, values_of(study, row))
-            for row in known.values()
-            if row["kind"] == "search" and row["status"] == "done"
-        ]
+        done = [(row, values_of(study, row)) for row in groups if row["kind"] in SAMPLED and row["status"] == "done"]
         self.kept = sorted(((sign * v[0], row["trial"]) for row, v in done if v), reverse=True)[:KEEP_BEST]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
         planned = self._next()
         if planned is None:
             return Searcher.FINISHED
-        self.ledger.append(start_record(self.study, planned, status="running", data_key=self.data_key))
+        for record in start_records(self.study, planned, status="running", data_key=self.data_key):
+            self.ledger.append(record)
         self.live[trial_id] = planned
-        return {"trial": planned.trial, "kind": planned.kind, "flat": planned.config.flat()}
+        return {
+            "trial": planned.trial,
+            "kind": planned.kind,
+            "flat": planned.config.flat(),
+            "members": [list(member) for member in planned.members.items()],
+            # a scheduler may stop what was sampled; what others are compared with always runs to its end, and so does
+            # a configuration that was whole before seeds were added
+            "report": self.reports and planned.kind == "search" and "done" not in dict(planned.ended).values(),
+            "ended": [list(pair) for pair in planned.ended],
+            "before": [list(row) for row in planned.before],
+        }
 
     def _next(self) -> Planned | None:
         if self.plan:
             return self.plan.pop(0)
         if self.wanted <= 0 or self.sampler is None:
             return None
-        trial = f"t{self.next_id:04d}"
+        trial = trial_id("t", self.next_id)
         for _ in range(MOST_REPEATS):
             number, point = self.sampler.ask(trial, self.sampled)
             try:
@@ -88,7 +103,8 @@ class Proposals(Searcher):
                 self.sampled += 1
                 self.wanted -= 1
                 self.ran[config.hash] = None
-                return Planned(trial=trial, kind="search", name=None, config=config)
+                seeds = self.study.seeds_of(config)
+                return Planned(trial=trial, kind="search", name=None, config=config, seeds=seeds)
             # the same configuration and seed give the same numbers: remind the sampler instead of training again
             values = self.ran[config.hash]
             self.sampler.tell(number, status="done" if values else "failed", values=values)
@@ -107,51 +123,82 @@ class Proposals(Searcher):
         status = result.get("status", "failed")
         if error and status not in results.FINISHED:
             status = "failed"
-            self._write_end(planned, result, status, error="the trial's process died")
+            self._write_ends(planned, result, status, error="the trial's process died")
         elif status == "running":  # the scheduler's doing: the actor itself has not ended the trial
             status = "stopped"
-            self._write_end(planned, result, status)
+            self._write_ends(planned, result, status)
         metrics = {
             k: float(v) for k, v in result.items() if k.startswith(("val_", "test_")) and isinstance(v, (int, float))
         }
-        values = objective_values(self.study, metrics)
-        number = self.sampler.number_of.get(planned.trial) if self.sampler is not None else None
-        if self.sampler is not None and planned.kind == "search" and number is not None:
-            self.sampler.tell(number, status=status, values=values, epoch=int(result.get("epoch", 0)))
-        elif self.sampler is not None and planned.kind in ("baseline", "control"):
-            self.sampler.adopt(planned.trial, planned.config, status=status, values=values)
-        self.ran[planned.config.hash] = values if status == "done" else None
-        self._prune(planned, status, values)
+        self.finish(planned, status, metrics, epoch=int(result.get("epoch", 0)))
         seconds = float(result.get("seconds", result.get("time_total_s", 0.0)))
         self.progress.trial_ended(planned, status=status, metrics=metrics, seconds=seconds)
 
-    def _write_end(self, planned: Planned, result: dict[str, Any], status: str, error: str | None = None) -> None:
-        metrics = {f"metric.{k}": v for k, v in result.items() if k.startswith(("val_", "train_"))}
-        seconds = result.get("seconds")
-        self.ledger.append(
-            {
-                "trial": planned.trial,
-                "step": result.get("step", 0),
-                "epoch": result.get("epoch", 0),
-                "seconds": seconds,
-                "device_seconds": seconds and round(seconds * max(1.0, self.study.resources.gpus), 4),
-                "status": status,
-                "error": error,
-                **metrics,
-            }
-        )
+    def finish(self, planned: Planned, status: str, metrics: dict[str, float], *, epoch: int) -> None:
+        """Tell the sampler how a configuration ended, and keep its weights only if they are among the best."""
+        values = objective_values(self.study, metrics)
+        if self.sampler is not None and planned.kind not in results.FRESH:
+            number = self.sampler.number_of.get(planned.trial)
+            if number is not None:
+                self.sampler.tell(number, status=status, values=values, epoch=epoch)
+            else:
+                self.sampler.adopt(planned.trial, planned.config, status=status, values=values, epoch=epoch)
+        self.ran[planned.config.hash] = values if status == "done" else None
+        self._prune(planned, status, values)
+
+    def stop(self, planned: Planned, steps: list[dict[str, Any]]) -> None:
+        """End an interrupted configuration where it stands: the scheduler has stopped it."""
+        last = {step["trial"]: step for step in sorted(steps, key=lambda step: step["step"])}
+        members = [last[trial] for trial in planned.members.values()]
+        answers = [
+            {**row, "metrics": {k.removeprefix("metric."): v for k, v in row.items() if k.startswith("metric.")}}
+            for row in members
+        ]
+        self._write_ends(planned, {"members": answers}, "stopped")
+        metrics = results.mean([answer["metrics"] for answer in answers])
+        self.finish(planned, "stopped", metrics, epoch=min(row["epoch"] for row in members))
+
+    def _write_ends(self, planned: Planned, result: dict[str, Any], status: str, error: str | None = None) -> None:
+        """End every seed that has not ended itself; the process that led them is gone or has moved on."""
+        known = results.trials_of(self.study_dir) if error else {}
+        answers = {answer["trial"]: answer for answer in result.get("members", [])}
+        for seed, trial in planned.members.items():
+            answer = answers.get(trial, {})
+            if (
+                seed in dict(planned.ended)
+                or answer.get("done")
+                or known.get(trial, {}).get("status") in results.FINISHED
+            ):
+                continue
+            seconds = answer.get("seconds")
+            self.ledger.append(
+                {
+                    "trial": trial,
+                    "step": answer.get("step", 0),
+                    "epoch": answer.get("epoch", 0),
+                    "seconds": seconds,
+                    "device_seconds": seconds and round(seconds * max(1.0, self.study.resources.gpus), 4),
+                    "status": status,
+                    "error": error,
+                    **{f"metric.{k}": v for k, v in answer.get("metrics", {}).items()},
+                }
+            )
 
     def _prune(self, planned: Planned, status: str, values: list[float] | None) -> None:
-        """Keep the weights of the best few searched trials, and of everything that is compared; delete the rest."""
-        if planned.kind != "search":
+        """Keep the weights of the best few sampled trials, and of everything that is compared; delete the rest."""
+        if planned.kind not in SAMPLED:
             return
         drop = [planned.trial]
         if status == "done" and values:
             sign = 1 if self.study.objective[0][1] == "max" else -1
             order = sorted([*self.kept, (sign * values[0], planned.trial)], reverse=True)
             self.kept, drop = order[:KEEP_BEST], [trial for _, trial in order[KEEP_BEST:]]
-        for trial in drop:
-            shutil.rmtree(checkpoint_dir(self.study_dir, trial), ignore_errors=True)
+        for group in drop:
+            for folder in [
+                checkpoint_dir(self.study_dir, group),
+                *checkpoint_dir(self.study_dir, "").glob(f"{group}-*"),
+            ]:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the ledger and the Optuna journal are what a resumed study is built from."""

@@ -7,6 +7,7 @@ from typing import Any
 from ray import tune
 
 from mmts_ray import results
+from mmts_ray.trial.group import GroupRun, caught_up
 from mmts_ray.trial.run import TrialRun
 
 
@@ -40,7 +41,11 @@ class TrialActor(tune.Trainable):
             import torch
 
             torch.cuda.empty_cache()
-        self.run = TrialRun(config, self.data, ledger=self.ledger, study_dir=self.study_dir, options=self.options)
+
+        def trial(task: dict[str, Any]) -> TrialRun:
+            return TrialRun(task, self.data, ledger=self.ledger, study_dir=self.study_dir, options=self.options)
+
+        self.run = GroupRun(caught_up(config, self.study_dir), trial)
 
     def step(self) -> dict[str, Any]:
         return self.run.step()

@@ -26,8 +26,8 @@ def checkpoint_dir(study_dir: str | Path, trial: str) -> Path:
 class TrialRun:
     """One trial from its start or its checkpoint to its end; `data` is a `train.TrainData`.
 
-    `task` holds plain values: `trial` (its id), `kind`, `flat` (its configuration). `options` holds `gpus` (devices of
-    the trial), `checkpoint_seconds` and `report_every_row` (a scheduler wants to see every evaluation).
+    `task` holds plain values: `trial` (its id), `kind`, `flat` (its configuration), `report` (a scheduler wants to see
+    every evaluation). `options` holds `gpus` (devices of the trial) and `checkpoint_seconds`.
     """
 
     def __init__(
@@ -39,16 +39,29 @@ class TrialRun:
         study_dir: str | Path,
         options: dict[str, Any],
     ) -> None:
-        self.trial, self.kind, self.flat = task["trial"], task["kind"], task["flat"]
+        self.trial, self.kind, self.flat, self.report = task["trial"], task["kind"], task["flat"], task["report"]
         self.data, self.ledger, self.options = data, ledger, options
         self.study_dir, self.folder = study_dir, checkpoint_dir(study_dir, self.trial)
         self.rows: Iterator[Any] | None = None
         self.last_row: Any = None
-        self.before = 0.0  # seconds spent before the checkpoint we continue from
-        self.started = self.saved = self.alive = time.monotonic()
+        self.spent = 0.0  # seconds at work, those before the checkpoint that we continue from included
+        self.since: float | None = None  # when the present step began
+        self.saved = self.alive = time.monotonic()
 
     def step(self) -> dict[str, Any]:
         """Train up to the next evaluation that the scheduler wants to see, or to the end when none decides."""
+        self.since = time.monotonic()
+        try:
+            return self._advance()
+        finally:
+            self.spent = self._seconds()["seconds"]
+            self.since = None
+
+    def stop(self, reason: str) -> None:
+        """End the trial where it is: another seed of its group has ended badly."""
+        self._end("stopped", error=reason)
+
+    def _advance(self) -> dict[str, Any]:
         import torch
 
         try:
@@ -66,8 +79,7 @@ class TrialRun:
                     return self._end("done")
                 if time.monotonic() - self.saved >= self.options["checkpoint_seconds"]:
                     self._checkpoint(row.state)
-                # a scheduler may stop what was sampled; what others are compared with always runs to its end
-                if self.options["report_every_row"] and self.kind == "search":
+                if self.report:
                     return self._result(row)
             return self._end("done")
         except (MemoryError, torch.cuda.OutOfMemoryError) as problem:
@@ -96,7 +108,7 @@ class TrialRun:
 
     def _seconds(self) -> dict[str, float]:
         """Training in this trial's present state, and the same times its devices."""
-        seconds = self.before + time.monotonic() - self.started
+        seconds = self.spent + (time.monotonic() - self.since if self.since is not None else 0.0)
         return {
             "seconds": round(seconds, 4),
             "device_seconds": round(seconds * max(1.0, self.options["gpus"]), 4),
@@ -122,7 +134,7 @@ class TrialRun:
 
     def _end(self, status: str, *, error: str | None = None) -> dict[str, Any]:
         row = self.last_row
-        metrics = {} if row is None or status != "done" else row.metrics
+        metrics = row.metrics if row is not None and status in ("done", "stopped") else {}
         self.ledger.append(
             {
                 "trial": self.trial,
@@ -137,11 +149,14 @@ class TrialRun:
         )
         (self.folder / LAST).unlink(missing_ok=True)
         self.rows = None
-        return {"status": status, "error": error or "", "done": True, "epoch": row.epoch if row else 0, **metrics}
+        return {**self._where(row), "status": status, "error": error or "", "done": True, "metrics": metrics}
 
     def _result(self, row: Any) -> dict[str, Any]:
-        seconds = self._seconds()["seconds"]
-        return {"status": "running", "epoch": row.epoch, "step": row.step, "seconds": seconds, **row.metrics}
+        return {**self._where(row), "status": "running", "error": "", "done": False, "metrics": row.metrics}
+
+    def _where(self, row: Any) -> dict[str, Any]:
+        at = {"epoch": row.epoch, "step": row.step} if row else {"epoch": 0, "step": 0}
+        return {"trial": self.trial, **at, "seconds": self._seconds()["seconds"]}
 
     def _checkpoint(self, state: Callable[[], dict[str, Any]]) -> None:
         import torch
@@ -159,7 +174,7 @@ class TrialRun:
         if not path.is_file():
             return None
         kept = torch.load(path, map_location=self.data.device, weights_only=True)
-        self.before = float(kept["seconds"])
+        self.spent += float(kept["seconds"])
         return kept["train"]
 
     def _keep_weights(self, row: Any) -> None:

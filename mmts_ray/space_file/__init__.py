@@ -3,8 +3,11 @@
 study: demo                         # name, also of the default folder studies/demo
 objective: {val_i2t_r1: max}        # one metric, or several for nsga2
 strategy: tpe                       # see STRATEGIES
-trials: 32                          # sampled trials; baselines come on top and run first
-seed: 0                             # of the sampler, and of every trial
+trials: 32                          # configurations; baselines come on top and run first
+controls: null                      # so many of the trials are drawn at random and never stopped early: they say what
+                                    # an early result is worth (null: 20 of 100 or more trials, if others are stopped)
+seed: 0                             # of the sampler
+seeds: null                         # each configuration runs on each of these and the mean counts (null: on the seed)
 fixed: {train: {epochs: 10}}        # nested or dotted paths
 search:
   train.lr: {loguniform: [1.0e-4, 1.0e-2]}
@@ -22,29 +25,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmts_ray.config import ENCODING, NAMED, SECTIONS, SEED, legal, unknown_path, with_shifts
+from mmts_ray.config import ENCODING, SECTIONS, SEED, legal, with_shifts
 from mmts_ray.loggers import LOGGERS
 from mmts_ray.metrics import METRICS
-from mmts_ray.space import (
-    Choice,
-    Float,
-    Int,
-    Parameter,
-    Searched,
-    Text,
-    declared,
-    did_you_mean,
-    parse_at,
-    parse_distribution,
-)
+from mmts_ray.results import FRESH_SEEDS
+from mmts_ray.space import Float, Int, Text, did_you_mean, parse_at
+from mmts_ray.space_file.searched import flatten_search, parse_search
+from mmts_ray.space_file.yaml_rows import read_yaml
 from mmts_ray.study import STRATEGIES, Resources, StudyConfig, grid
+
+CONTROLS = 20  # enough for a rank correlation with an interval of about 0.25, as simulated
+ENOUGH_FOR_CONTROLS = 100  # trials of which 20 can be spared
 
 KEYS: dict[str, Any] = {
     "study": None,
     "objective": {"val_i2t_r1": "max"},
     "strategy": "tpe",
     "trials": 32,
+    "controls": None,
     "seed": 0,
+    "seeds": None,
     "fixed": {},
     "search": {},
     "baseline": [],
@@ -65,7 +65,7 @@ def load(path: str | Path, overrides: Mapping[str, Any] | None = None) -> StudyC
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as problem:
         raise ValueError(f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start})") from None
-    raw, rows = _read_yaml(text, path)
+    raw, rows = read_yaml(text, path, KEYS)
     try:
         return _with_full_paths(parse(raw, overrides=overrides, default_name=path.stem))
     except ValueError as problem:
@@ -116,13 +116,15 @@ def parse(raw: Any, *, overrides: Mapping[str, Any] | None = None, default_name:
             raise ValueError(
                 f"{path}: one study has one set of features; make one study per value and report them together"
             )
-    searched = _parse_search(search_spec, fixed)
+    searched = parse_search(search_spec, fixed)
     study = StudyConfig(
         study=_text("study", given["study"] or default_name),
         objective=_objective(given["objective"]),
         strategy=_one_of("strategy", given["strategy"], STRATEGIES),
         trials=parse_at("trials", Int(0, 1_000_000), given["trials"]),
+        controls=_controls(given),
         seed=parse_at("seed", Int(0, 2**31 - 1), given["seed"]),
+        seeds=_seeds(given),
         fixed=tuple(sorted(with_shifts(fixed).items())),
         searched=searched,
         baselines=_baselines(given["baseline"]),
@@ -156,94 +158,6 @@ def flatten(where: str, tree: Any) -> dict[str, Any]:
     return flat
 
 
-def flatten_search(tree: Any) -> dict[str, Any]:
-    """`search:` may be nested by section, as in `train: {lr: {loguniform: [...]}}`."""
-    if tree is None:
-        return {}
-    if not isinstance(tree, Mapping):
-        raise ValueError(f"search: needs a mapping of paths to distributions, not {tree!r}")
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        nested = str(key) in SECTIONS and isinstance(value, Mapping)
-        for path, spec in {f"{key}.{k}": v for k, v in value.items()}.items() if nested else [(str(key), value)]:
-            if path in flat:
-                raise ValueError(f"{path}: given twice under search")
-            flat[path] = spec
-    return flat
-
-
-def _parse_search(search_spec: Mapping[str, Any], fixed: Mapping[str, Any]) -> tuple[Searched, ...]:
-    """Check each searched path against the declaration it would have, then order parents before children."""
-    names: dict[str, Searched] = {}
-    for section in NAMED:
-        path = f"{section}.name"
-        if path in search_spec:
-            names[path] = parse_distribution(path, search_spec[path], legal({})[path])
-    searched: dict[str, Searched] = dict(names)
-    for path, spec in search_spec.items():
-        if path not in names:
-            searched[path] = parse_distribution(path, spec, _declaration(path, spec, fixed, names))
-    ordered: dict[str, Searched] = {}
-    waiting = list(searched.values())
-    while waiting:
-        for entry in waiting:
-            for parent, values in entry.when:
-                _check_condition(entry.path, parent, values, searched, fixed)
-            if all(parent in ordered or parent not in searched for parent, _ in entry.when):
-                ordered[entry.path] = entry
-                waiting.remove(entry)
-                break
-        else:
-            raise ValueError(f"{waiting[0].path}: its `when` leads in a circle")
-    return tuple(ordered.values())
-
-
-def _declaration(path: str, spec: Any, fixed: Mapping[str, Any], names: Mapping[str, Searched]) -> Parameter:
-    """The declaration a searched path is held against; it must be legal wherever the parameter is active."""
-    section = path.partition(".")[0]
-    chooser = f"{section}.name"
-    when = spec.get("when") if isinstance(spec, Mapping) else None
-    conditions = when if isinstance(when, Mapping) else {}
-    if chooser in names:
-        chosen = conditions.get(chooser, names[chooser].domain.values)  # type: ignore[union-attr]
-        options = chosen if isinstance(chosen, (list, tuple)) else [chosen]
-    else:
-        options = [fixed.get(chooser, NAMED[section][1])] if section in NAMED else [None]
-    found: Parameter | None = None
-    for option in options:
-        flat = {k: v for k, v in fixed.items() if k.endswith(".name")} | ({chooser: option} if option else {})
-        known = legal(flat)
-        if path not in known:
-            message = unknown_path(path, flat, known)
-            if len(options) > 1 and "not a parameter of" in message:
-                owners = [o for o in options if path.partition(".")[2] in declared(NAMED[section][0][o])]
-                message = f"{path}: not a parameter of {section} {option}; add when: {{{chooser}: {owners or '...'}}}"
-            raise ValueError(message)
-        found = known[path]
-    assert found is not None
-    return found
-
-
-def _check_condition(
-    path: str, parent: str, values: tuple[Any, ...], searched: Mapping[str, Searched], fixed: Mapping[str, Any]
-) -> None:
-    if parent in searched:
-        domain = searched[parent].domain
-        for value in values:
-            try:
-                domain.parse(value)
-            except ValueError as problem:
-                raise ValueError(f"{path}: when {parent}: {problem}") from None
-        if not isinstance(domain, Choice):
-            raise ValueError(f"{path}: when: {parent} is a range; legal is a condition on a choice")
-    elif parent not in fixed:
-        legal_parents = [*searched, *fixed]
-        raise ValueError(
-            f"{path}: when: {parent} is neither searched nor fixed{did_you_mean(parent, legal_parents)}; "
-            f"legal are {', '.join(p for p in legal_parents if p != path)}"
-        )
-
-
 def _check_study(study: StudyConfig) -> None:
     for point in study.name_points():  # a fixed value that is illegal, or functions that do not go together
         try:
@@ -261,6 +175,14 @@ def _check_study(study: StudyConfig) -> None:
         raise ValueError(
             "objective: strategy nsga2 needs two or more metrics, as in {val_i2t_r1: max, val_modality_distance: min}"
         )
+    if study.controls and study.strategy == "grid":
+        raise ValueError("controls: a grid is not sampled; legal is 0")
+    if study.controls > study.trials:
+        raise ValueError(f"controls: {study.controls} of {study.trials} trials; legal is at most their number")
+    if len(study.seeds) > 1:
+        for where, items in [("", study.fixed), *((f"(baseline {n!r}) ", p) for n, p in study.baselines)]:
+            if SEED in dict(items):
+                raise ValueError(f"{SEED}: {where}the study has seeds {list(study.seeds)}; remove this one")
     names = [name for name, _ in study.baselines]
     if len(set(names)) < len(names):
         raise ValueError(f"baseline: a name is used twice among {', '.join(names)}")
@@ -278,6 +200,27 @@ def _check_study(study: StudyConfig) -> None:
             )
     if study.strategy == "grid":
         grid(study)
+
+
+def _controls(given: Mapping[str, Any]) -> int:
+    """How many trials are drawn at random and never stopped: 20 or more measure what an early result is worth."""
+    trials, wanted = given["trials"], given["controls"]
+    if wanted is not None:
+        return parse_at("controls", Int(0, 1_000_000), wanted)
+    return CONTROLS if STRATEGIES[given["strategy"]].scheduler and trials >= ENOUGH_FOR_CONTROLS else 0
+
+
+def _seeds(given: Mapping[str, Any]) -> tuple[int, ...]:
+    seeds = given["seeds"]
+    if seeds is None:
+        return (given["seed"],)
+    if not isinstance(seeds, list) or not seeds:
+        raise ValueError(f"seeds: needs a list of whole numbers, as in [0, 1, 2], not {seeds!r}")
+    legal_seed = Int(0, FRESH_SEEDS - 1) if len(seeds) > 1 else Int(0, 2**31 - 1)
+    found = tuple(parse_at("seeds", legal_seed, seed) for seed in seeds)
+    if len(set(found)) < len(found):
+        raise ValueError(f"seeds: {seeds} names one twice")
+    return found
 
 
 def _objective(value: Any) -> tuple[tuple[str, str], ...]:
@@ -355,40 +298,3 @@ def _one_of(where: str, value: Any, table: Mapping[str, Any]) -> str:
     if value not in table:
         raise ValueError(f"{where}: {value!r} is unknown{did_you_mean(value, table)}; legal are {', '.join(table)}")
     return str(value)
-
-
-def _read_yaml(text: str, path: Path) -> tuple[Any, dict[str, int]]:
-    """The plain contents (safe loader) and the row of every key and dotted path; a key given twice is refused."""
-    import yaml
-
-    rows: dict[str, int] = {}
-
-    def walk(node: Any, prefix: tuple[str, ...]) -> None:
-        if isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
-            for key_node, value_node in node.value:
-                key = str(key_node.value)
-                row = key_node.start_mark.line + 1
-                if key in seen:
-                    raise ValueError(f"{path}:{row}: {key}: given twice")
-                seen.add(key)
-                keys = (*prefix, key)
-                for start in range(len(keys)):
-                    rows.setdefault(".".join(keys[start:]), row)
-                walk(value_node, keys)
-        elif isinstance(node, yaml.SequenceNode):
-            for item in node.value:  # a baseline's keys are found under its name
-                pairs = item.value if isinstance(item, yaml.MappingNode) else []
-                name = next((str(v.value) for k, v in pairs if k.value == "name"), "")
-                walk(item, (*prefix, f"<{name}>"))
-
-    try:
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
-        if root is None:
-            raise ValueError(f"{path}: the file is empty; legal keys are {', '.join(KEYS)}")
-        walk(root, ())
-        return yaml.safe_load(text), rows
-    except yaml.YAMLError as problem:
-        mark = getattr(problem, "problem_mark", None)
-        where = f":{mark.line + 1}" if mark else ""
-        raise ValueError(f"{path}{where}: not YAML: {getattr(problem, 'problem', None) or problem}") from None
