@@ -7,9 +7,9 @@ from .tables import Study
 TOP, SEEDS = 3, 5  # what a verdict wants: the best three, five fresh seeds each
 
 
-def confirm(study: Study) -> str:
+def confirm(study: Study, top: int = TOP) -> str:
     """Fresh runs of the baselines and of the best trials."""
-    return f"mmts-ray confirm {shlex.quote(study.folder)} --top {TOP} --seeds {SEEDS}"
+    return f"mmts-ray confirm {shlex.quote(study.folder)} --top {top} --seeds {SEEDS}"
 
 
 def extend(study: Study) -> str:
@@ -37,3 +37,8 @@ def plan(study: Study) -> str:
 def fresh_runs(study: Study) -> int:
     """How many runs `confirm` makes."""
     return (TOP + len(study.meta.get("baselines") or [])) * SEEDS
+
+
+def controls(study: Study) -> str:
+    """Random trials: all of them in a random study, else controls from a plan."""
+    return extend(study) if str(study.meta.get("strategy") or "").startswith("random") else plan(study)

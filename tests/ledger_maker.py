@@ -1,8 +1,6 @@
 """Synthetic study folders with a known truth, written as the platform writes them.
 
-`score_of` is the response of the simulator in the design notes: a peak (lr), a flat top (tau), a medium and a weak
-parabola (wd, mix), a ramp whose optimum is on the bound (margin), one parameter that does nothing (dead), an
-interaction, seed noise and divergence. `write_study` writes any list of records.
+The truth is `simulator.Truth`; `write_study` writes any list of records.
 """
 
 import hashlib
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from simulator import Truth
 
 START = 1_790_000_000.0
 OBJECTIVE = "i2t_r1"
@@ -39,34 +38,19 @@ DEFAULT = {
 }
 
 
-def score_of(
-    u: np.ndarray, *, c: float = 0.12, m: float = 0.03, margin_optimum: float = 0.0, form: str = "additive"
-) -> float:
-    """True score at unit coordinates (lr, tau, wd, margin, mix, dead)."""
-    lr, tau, wd, margin, mix, _ = u
-    q = max(0.0, abs(tau - 0.55) - 0.15)
-    terms = [
-        0.10 * (1 - math.exp(-(((lr - 0.60) / 0.30) ** 2))),
-        0.09 * (1 - math.exp(-((q / 0.22) ** 2))),
-        0.03 * (wd - 0.45) ** 2 / 0.3025,
-        m * abs(margin - margin_optimum) / max(margin_optimum, 1 - margin_optimum),
-        0.02 * (mix - 0.35) ** 2 / 0.4225,
-        c * (lr - 0.5) * (wd - 0.5),
-    ]
-    if form == "multiplicative":
-        return 0.4083643 * math.prod(1 - term / 0.25 for term in terms)
-    top = {0.12: 0.4089961, 0.0: 0.41, 0.06: 0.4096040, 0.24: 0.4069108}[c]
-    return top - sum(terms)
+def score_of(u: np.ndarray, **truth: Any) -> float:
+    """True score at unit coordinates (lr, tau, wd, margin, mix, dead); `truth` as for `simulator.Truth`."""
+    return float(Truth(**truth).score(u)[0])
 
 
-def seed_sd(u: np.ndarray, score: float) -> float:
+def seed_sd(u: np.ndarray) -> float:
     """Standard deviation over seeds at a point."""
-    return 0.010 + 0.008 * max(0.0, u[0] - 0.6) / 0.4 + 0.004 * (0.41 - score) / 0.2
+    return float(Truth().seed_sd(u)[0])
 
 
 def diverges(u: np.ndarray) -> float:
     """Probability that a run at this point ends in NaN."""
-    return 1 / (1 + math.exp(-(u[0] - 0.25 * u[1] - 0.75) / 0.02))
+    return float(Truth().diverges(u)[0])
 
 
 def native(u: np.ndarray) -> dict[str, float]:
@@ -105,9 +89,13 @@ class Maker:
         status: str = "done",
         error: str | None = None,
         epochs: int = 1,
+        early: dict[int, dict[str, float]] | None = None,
         **extra: Any,
     ) -> None:
-        """A start record, `epochs` evaluations, and an end unless the status is "running"."""
+        """A start record, `epochs` evaluations, and an end unless the status is "running".
+
+        `early` holds the metrics at epochs where they differ from those at the end.
+        """
         head = {"study": self.name, "trial": trial, "kind": kind}
         identity = {"config_hash": config_hash or hash_of(params), "seed": seed, "global_batch": 256}
         named = {"name": name} if name else {}
@@ -117,7 +105,8 @@ class Maker:
         for epoch in range(1, epochs + 1):
             self.clock += 2.0
             step = {"step": 10 * epoch, "epoch": epoch, "seconds": 2.0 * epoch, "device_seconds": 2.0 * epoch}
-            self.rows.append({**head, **step, **values, "status": "running", "time": self.clock})
+            then = {f"metric.{key}": value for key, value in (early or {}).get(epoch, {}).items()}
+            self.rows.append({**head, **step, **values, **then, "status": "running", "time": self.clock})
         if status == "running":
             return
         self.clock += 1.0
@@ -168,7 +157,7 @@ def metrics_of(u: np.ndarray, rng: np.random.Generator, *, test: bool, queries: 
     seed_effect = rng.normal()
     values = {}
     for split in ("val", "test") if test else ("val",):
-        noise = seed_sd(u, truth) * (0.7 * seed_effect + 0.714 * rng.normal())
+        noise = seed_sd(u) * (0.7 * seed_effect + 0.714 * rng.normal())
         score = float(np.clip(round(queries * (truth + noise)) / queries, 0, 1))
         spread = {"head": 0.08, "mid": 0.0, "tail": -0.10 - 0.05 * u[4]}
         values |= {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ledger_maker import OBJECTIVE, SPACE, Maker, arms, meta_of, native, synthetic, write_study
 from mmts_ray.analysis import report, tables
-from mmts_ray.analysis.panels import bounds, collected, fresh, gap, groups, history, isolation, ledger, verdict
+from mmts_ray.analysis.panels import collected, fresh, gap, groups, history, isolation, ledger, verdict
 from mmts_ray.analysis.statistics import crossed_difference
 from mmts_ray.analysis.wording import plain
 
@@ -252,48 +252,6 @@ def ramp(folder, *, n=40, cliff=None, best_at=1.0, **changes):
         metrics = {} if lost else {VAL: float(0.4 - 0.2 * abs(u - best_at))}
         maker.run(f"t{number:04d}", "search", {"train.lr": lr}, metrics, **status)
     return write_study(folder, maker.rows, meta_of(folder.name, **{"space": SPACE[:1], "baselines": [], **changes}))
-
-
-def test_a_winner_at_the_end_of_a_range_that_can_be_widened(tmp_path):
-    found = bounds.bounds(tables.load(ramp(tmp_path / "s")))
-    row = found.frames["ranges"].iloc[0]
-    assert (row["end"], row["room"], row["limit"]) == ("upper", True, 1.0)
-    (check,) = [c for c in found.checks if c.problem is not None]
-    assert check.severity == "limits"
-    assert plain(check.problem) == "The winner's lr sits at the upper end of its range (0.1, end 0.1)."
-    assert "widen the range (declared limit 1)" in plain(check.consequence)
-    assert plain(found.settings[0].cells["train.lr"]) == "▲ upper end: widen"
-
-
-def test_at_the_declared_limit_it_is_only_noted(tmp_path):
-    space = [{**SPACE[0], "declared": {"low": 1e-4, "high": 1e-1}}]
-    found = bounds.bounds(tables.load(ramp(tmp_path / "s", space=space)))
-    (check,) = [c for c in found.checks if c.problem is not None]
-    assert check.severity == "record"
-    assert "cannot be widened" in plain(check.consequence)
-
-
-def test_an_inside_winner_and_a_cliff(tmp_path):
-    found = bounds.bounds(tables.load(ramp(tmp_path / "s", cliff=0.8, best_at=0.5)))
-    row = found.frames["ranges"].iloc[0]
-    assert row["end"] is None
-    last = 1e-4 * 1000 ** np.linspace(0, 1, 40)[np.linspace(0, 1, 40) <= 0.8].max()
-    assert row["fails_above"] == pytest.approx(last)
-    assert problems(found) == ["All 8 runs with lr above 0.0242 failed."]
-    assert plain(found.title) == "The winner lies inside every searched range"
-
-
-def test_a_short_whole_range_is_at_an_end_by_chance(tmp_path):
-    space = [{"path": "model.layers", "kind": "int", "low": 1, "high": 4, "log": False, "default": 2,
-              "declared": {"low": 1, "high": 16}}]  # fmt: skip
-    maker = Maker("s")
-    for number in range(12):
-        maker.run(
-            f"t{number:04d}", "search", {"model.layers": 1 + number % 4}, {VAL: 0.3 + 0.01 * (number % 4)}, seed=number
-        )
-    found = bounds.bounds(tables.load(write_study(tmp_path / "s", maker.rows, meta_of("s", space=space))))
-    assert found.frames["ranges"].iloc[0]["chance"] == pytest.approx(0.5)
-    assert [c.severity for c in found.checks if c.problem is not None] == ["record"]
 
 
 def test_isolation_buckets_hold_the_best_of_each(tmp_path):

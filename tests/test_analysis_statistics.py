@@ -8,6 +8,7 @@ import pytest
 from ledger_maker import DEFAULT, diverges, native, score_of, seed_sd, unit
 from mmts_ray.analysis import statistics as st
 from scipy import stats
+from simulator import Truth, top_of
 
 
 def series(values, first_seed=1000):
@@ -162,10 +163,25 @@ def test_failing_end_finds_a_cliff_and_no_chance_run():
 def test_the_simulator_has_its_published_values():
     best = np.array([0.60617, 0.55, 0.38577, 0.0, 0.35, 0.9])
     assert score_of(best) == pytest.approx(0.41, abs=1e-6)
-    assert seed_sd(best, 0.41) == pytest.approx(0.01012, abs=1e-5)
+    assert seed_sd(best) == pytest.approx(0.01012, abs=1e-5)
     assert score_of(np.full(6, 0.5)) == pytest.approx(0.382167, abs=1e-6)
     far = np.array([0.9, 0.4, 0.5, 0.2, 0.1, 0.9])
     assert score_of(far) == pytest.approx(0.336578, abs=1e-6)
+    assert seed_sd(far) == pytest.approx(0.017468, abs=1e-6)
     assert diverges(far) == pytest.approx(0.924142, abs=1e-6)
+    tops = [top_of(c) for c in (0.12, 0.0, 0.06, 0.24)]
+    assert tops == pytest.approx([0.4089961, 0.41, 0.4096040, 0.4069108], abs=1e-6)
+    widths = [[Truth().width(best, j, delta) for j in range(5)] for delta in (0.0054, 0.010, 0.015)]
+    published = [
+        [0.141, 0.409, 0.466, 0.180, 0.675],
+        [0.194, 0.451, 0.635, 0.333, 0.810],
+        [0.242, 0.487, 0.774, 0.500, 0.912],
+    ]
+    assert np.array(widths) == pytest.approx(np.array(published), abs=0.003)
+    u = np.random.default_rng(0).random((20_000, 6))
+    u = u[np.random.default_rng(2).random(20_000) > Truth().diverges(u)]
+    rungs = Truth().rungs(u, np.random.default_rng(1))
+    for rung, correlation in ((0, 0.920), (1, 0.946)):
+        assert stats.spearmanr(rungs[:, rung], rungs[:, 2]).statistic == pytest.approx(correlation, abs=0.01)
     assert unit(native(np.full(6, 0.3))) == pytest.approx(np.full(6, 0.3))
     assert native(unit(DEFAULT)) == pytest.approx(DEFAULT)

@@ -1,4 +1,4 @@
-"""Where the winner lies in each range, and ends at which every run failed."""
+"""Does the best lie at an end of a range? By the model, confirmed by reruns; and ends at which every run failed."""
 
 import math
 from collections.abc import Mapping
@@ -7,18 +7,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
+from scipy import stats
 
 from .. import commands
-from ..choice import best_config
+from ..choice import best_config, choose
 from ..finding import Check, Finding, Refusal, Setting, check
+from ..model import NEEDED, WEAK, Model, model_of
 from ..page import Column, notes, table
 from ..statistics import failing_end
-from ..tables import Parameter, Study, lost_trials, positions
-from ..wording import count, listing, percent, setting, significant
+from ..tables import Metric, Parameter, Study, lost_trials, positions
+from ..wording import count, listing, percent, points, setting, significant
+from .rings import only_change
 
 EDGE = 0.05  # "at an end" = the outer twentieth of the declared scale
-MOST_CHANCE = 0.2  # a short range of whole numbers has nothing but ends
-AT_END, FAILS = "no value of the winner lies at an end of its range", "no end of a range always fails"
+INSIDE = (0.15, 0.35)  # from the end: where the probes that confirm it lie
+LIKELY, LEVEL_OF_TEST = 0.5, 0.05
+TOUCHES, AT, FAILS = "no plateau touches an end of its range", "no best is confirmed at an end", "no end always fails"
 
 
 def bounds(study: Study) -> Finding:
@@ -28,24 +32,19 @@ def bounds(study: Study) -> Finding:
     if trial is None or not ranges:
         needs = "Needs a finished trial; none finished:" if ranges else "Needs a searched range; this study has none:"
         return Finding("Bounds", "0 configurations", refusal=Refusal(needs, commands.extend(study)))
-    rows = [_row(study, parameter, config) for parameter in ranges]
+    model = model_of(study)
+    lacks = _lacks(model)
+    rows = [_row(study, model, parameter, config, not lacks) for parameter in ranges]
     raised = [c for parameter, row in zip(ranges, rows) for c in _checks(study, parameter, row)]
-    passed = [Check(name) for name in (AT_END, FAILS) if name not in {c.name for c in raised}]
-    touching = [study.named(row["path"]) for row in rows if row["end"]]
-    title = Markup("The winner lies inside every searched range")
-    if touching:
-        title = Markup("The winner sits at an end of the range of {}").format(listing(touching))
+    tests = (FAILS,) if lacks else (TOUCHES, AT, FAILS)
+    passed = [Check(name) for name in tests if name not in {c.name for c in raised}]
     cells = {p.path: _cell(p, row) for p, row in zip(ranges, rows)}
     return Finding(
-        title=title,
+        title=_title(study, rows, lacks),
         used=f"{trial}, {count(len(study.searched) + len(lost_trials(study)), 'trial')}",
         frames={"ranges": pd.DataFrame(rows)},
-        numbers={"trial": trial, "edge": EDGE},
-        sentences=(
-            f"At an end: in the outer {percent(EDGE)} of the searched range on its declared scale. A parameter without "
-            "any effect lands there by chance, more often under an adaptive sampler: a reason to look, not a finding. "
-            "Fails: at least five runs in a row failed at that end, which chance does in fewer than 1 of 100 studies.",
-        ),
+        numbers={"trial": trial, "edge": EDGE, "model": not lacks},
+        sentences=tuple(_sentences(lacks)),
         checks=tuple(raised + passed),
         settings=(
             Setting(
@@ -64,13 +63,18 @@ def draw(study: Study, finding: Finding) -> Markup:
     def place(row: Mapping[str, Any]) -> str:
         return "not used" if row["position"] is None else significant(100 * row["position"], 3)
 
+    def chance(end: str) -> Any:
+        key = f"chance_{end}"
+        return lambda row: "not modelled" if row[key] is None else f"{round(100 * row[key])} of 100"
+
     columns = [
         Column("path", "Parameter", lambda row: study.named(row["path"]), False),
         Column("low", "Lower end", lambda row: setting(row["low"], by_path[row["path"]])),
         Column("value", "Winner", lambda row: setting(row["value"], by_path[row["path"]])),
         Column("high", "Upper end", lambda row: setting(row["high"], by_path[row["path"]])),
+        Column("chance_lower", "Best at the lower end, chance", chance("lower")),
+        Column("chance_upper", "At the upper end, chance", chance("upper")),
         Column("position", "Place in the range, %", place),
-        Column("chance", "At an end by chance", lambda row: percent(row["chance"])),
         Column("end", "At a bound?", lambda row: _cell(by_path[row["path"]], row), False),
     ]
     return table("bounds.ranges", finding.frames["ranges"], columns, label="Ranges") + notes(finding.sentences)
@@ -89,36 +93,107 @@ def _outcomes(study: Study, parameter: Parameter) -> tuple[np.ndarray, np.ndarra
     return position[known], failed[known]
 
 
-def _chance_at_an_end(parameter: Parameter) -> float:
-    """How often a value drawn from the whole range lands in its outer twentieths."""
-    if parameter.kind != "int":
-        return 2 * EDGE
-    whole = np.arange(parameter.low, parameter.high + 1)
-    weight = np.log1p(1 / whole) if parameter.log else np.ones(len(whole))
-    place = parameter.position(whole)
-    return float(weight[(place <= EDGE) | (place >= 1 - EDGE)].sum() / weight.sum())
+def _lacks(model: Model) -> str:
+    """Why the model says nothing about ends, or nothing."""
+    if len(model.frame) < NEEDED:
+        return f"{NEEDED} configurations that ran to their end are needed, {len(model.frame)} did"
+    if model.points.y.std() == 0 or model.quality < WEAK:
+        return "the model predicts left-out configurations poorly"
+    if model.winner is None:
+        return "no setting of the searched space has fresh seeds yet"
+    return ""
 
 
-def _row(study: Study, parameter: Parameter, config: Mapping[str, Any]) -> dict[str, Any]:
+def _row(study: Study, model: Model, parameter: Parameter, config: Mapping[str, Any], modelled: bool) -> dict[str, Any]:
     value = config.get(parameter.path) if parameter.active(config) else None
     position = float(parameter.position([value])[0])
-    end = "lower" if position <= EDGE else "upper" if position >= 1 - EDGE else None
+    column = model.place(parameter.path) if modelled and math.isfinite(position) else None
+    lower, upper = model.ends[column] if column is not None else (math.nan, math.nan)
+    p = model.evidence[column][0].p if column is not None else math.nan
+    end = None
+    if p <= LEVEL_OF_TEST:
+        end = "lower" if lower > LIKELY else "upper" if upper > LIKELY else None
     limit = {"lower": parameter.declared_low, "upper": parameter.declared_high, None: None}[end]
     room = limit is not None and (limit < parameter.low if end == "lower" else limit > parameter.high)
     below, above = failing_ends(study, parameter)
+    probed = _probed(study, parameter, end) if end else None
     return {
         "path": parameter.path,
         "low": parameter.low,
         "high": parameter.high,
         "value": value,
         "position": position,
+        "chance_lower": lower,
+        "chance_upper": upper,
+        "p": p,
         "end": end,
+        "probe_p": probed[0] if probed else math.nan,
+        "probe_gain": probed[1] if probed else math.nan,
+        "probe_seeds": probed[2] if probed else 0,
+        "confirmed": bool(probed and probed[0] <= LEVEL_OF_TEST),
         "room": room,
         "limit": limit,
-        "chance": _chance_at_an_end(parameter),
         "fails_below": None if below is None else parameter.at(below),
         "fails_above": None if above is None else parameter.at(above),
     }
+
+
+def _probed(study: Study, parameter: Parameter, end: str) -> tuple[float, float, int] | None:
+    """(p, gain, seeds) of the end against a quarter of the range inside, by reruns that share seeds; one-sided t."""
+    winner = choose(study).winner
+    if winner is None:
+        return None
+    own = study.configs.get(str(winner.runs["trial"].iloc[0]), {})
+    fresh = study.trials[study.trials["kind"].isin(["probe", "confirm"]) & (study.trials["state"] == "done")]
+    arms: dict[str, list[pd.Series]] = {"end": [], "inside": []}
+    for key, runs in fresh.groupby("config_hash", sort=True):
+        config = study.configs.get(str(runs["trial"].iloc[0]), {})
+        if key != winner.key and only_change(study, own, config) != parameter.path:
+            continue
+        place = float(parameter.position([config.get(parameter.path)])[0])
+        away = place if end == "lower" else 1 - place
+        scores = runs.drop_duplicates("seed", keep="last").set_index("seed")["score"].dropna()
+        if -0.01 <= away <= EDGE:
+            arms["end"].append(scores)
+        elif INSIDE[0] <= away <= INSIDE[1]:
+            arms["inside"].append(scores)
+    best: tuple[float, float, int] | None = None
+    for outer in arms["end"]:
+        for inner in arms["inside"]:
+            shared = outer.index.intersection(inner.index)
+            gain = study.objective.better * (outer[shared] - inner[shared]).to_numpy(dtype=float)
+            if len(gain) >= 3 and gain.std() > 0 and (best is None or len(gain) > best[2]):
+                p = float(stats.ttest_1samp(gain, 0, alternative="greater").pvalue)
+                best = (p, float(gain.mean()), len(gain))
+    return best
+
+
+def _title(study: Study, rows: list[dict[str, Any]], lacks: str) -> Markup:
+    touching = [study.named(row["path"]) for row in rows if row["end"]]
+    failing = [study.named(r["path"]) for r in rows if r["fails_below"] is not None or r["fails_above"] is not None]
+    if touching:
+        sure = all(row["confirmed"] for row in rows if row["end"])
+        words = (
+            "The best lies at an end of the range of {}" if sure else "The plateau of {} touches an end of its range"
+        )
+        return Markup(words).format(listing(touching))
+    if failing:
+        return Markup("Every run fails at an end of the range of {}").format(listing(failing))
+    if lacks:
+        return Markup("Bounds are not judged: {}").format(lacks)
+    return Markup("No plateau touches an end of its range")
+
+
+def _sentences(lacks: str) -> list[str]:
+    found = [
+        "Touches: by the model, the best of the line through the winner lies in the outer "
+        f"{percent(EDGE)} of the range more likely than not, and the parameter matters (P at most {LEVEL_OF_TEST}). "
+        "It also says so when the best lies within about 15 % of the end: a hundred trials cannot tell these apart. "
+        "At the bound: reruns there beat reruns a quarter of the range inside, on shared seeds. Where the winner lies "
+        "says little: a parameter without any effect may end up there, under an adaptive sampler in half of studies.",
+        "Fails: at least five runs in a row failed at that end, which chance does in fewer than 1 of 100 studies.",
+    ]
+    return [f"Not judged by the model: {lacks}.", *found[1:]] if lacks else found
 
 
 def _checks(study: Study, parameter: Parameter, row: Mapping[str, Any]) -> list[Check]:
@@ -126,15 +201,22 @@ def _checks(study: Study, parameter: Parameter, row: Mapping[str, Any]) -> list[
     if row["end"]:
         advice = "The declared range ends there, so it cannot be widened."
         if row["room"]:
-            advice = "To find out whether it matters, widen the range (declared limit {limit})."
+            advice = "Widen the range (declared limit {limit}): a run beyond settles more than one inside."
+        elif not row["confirmed"]:
+            advice += " Probes at the end and a quarter inside would tell: <code>{plan}</code>."
+        size = max(row["chance_lower"], row["chance_upper"])
+        words = "The plateau of <code>{name}</code> touches the {end} end of its range ({bound})."
+        if row["confirmed"]:
+            words = "The best <code>{name}</code> is at the {end} end of its range ({bound}): confirmed, {gain}."
         raised.append(
             check(
-                AT_END, "limits" if row["room"] and row["chance"] <= MOST_CHANCE else "record", True,
-                "The winner's <code>{name}</code> sits at the {end} end of its range ({value}, end {bound}).",
-                "Without any effect it would be at an end in {chance} of random searches. " + advice,
-                name=name, end=row["end"], value=setting(row["value"], parameter), chance=percent(row["chance"]),
+                AT if row["confirmed"] else TOUCHES,
+                "record" if row["confirmed"] and not row["room"] else "limits",
+                True,
+                words, advice, name=name, end=row["end"], plan=commands.plan(study), size=size,
                 bound=setting(row["low" if row["end"] == "lower" else "high"], parameter),
-                limit=setting(row["limit"], parameter), size=1 - row["chance"],
+                limit=setting(row["limit"], parameter),
+                gain=_gain(row, study.objective),
             )
         )  # fmt: skip
     position, _ = _outcomes(study, parameter)
@@ -153,13 +235,23 @@ def _checks(study: Study, parameter: Parameter, row: Mapping[str, Any]) -> list[
     return raised
 
 
+def _gain(row: Mapping[str, Any], metric: Metric) -> str:
+    if not row["confirmed"]:
+        return ""
+    return f"{significant(row['probe_gain'] * metric.scale)}{points(metric)} over {row['probe_seeds']} seeds"
+
+
 def _cell(parameter: Parameter, row: Mapping[str, Any]) -> Markup:
     if row["value"] is None or (isinstance(row["value"], float) and math.isnan(row["value"])):
         return Markup("not used")
     parts = []
     if row["end"]:
-        parts.append(f"▲ {row['end']} end: {'widen' if row['room'] else 'declared limit'}")
+        verb = "at the" if row["confirmed"] else "touches the"
+        parts.append(f"▲ {verb} {row['end']} end: {'widen' if row['room'] else 'declared limit'}")
     for side in ("below", "above"):
         if row[f"fails_{side}"] is not None:
             parts.append(f"▲ fails {side} {setting(row[f'fails_{side}'], parameter)}")
-    return Markup('<b class="limits">{}</b>').format(Markup("<br>").join(parts)) if parts else Markup("no")
+    if parts:
+        return Markup('<b class="limits">{}</b>').format(Markup("<br>").join(parts))
+    known = row["chance_lower"] is not None and not math.isnan(row["chance_lower"])
+    return Markup("no") if known else Markup("not judged")

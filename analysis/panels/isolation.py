@@ -16,6 +16,7 @@ from ..statistics import Interval, t_interval
 from ..tables import Metric, Parameter, Study, default_value, lost_trials, positions
 from ..wording import count, listing, percent, setting, significant, single
 from .bounds import failing_ends
+from .plateau import plateau_of
 
 MOST_FIGURES = 12
 MOST_BUCKETS = 10
@@ -45,7 +46,7 @@ def isolation(study: Study) -> Finding:
         numbers={"low": limits[0], "high": limits[1], "outside": outside, "failed": len(lost), "outer": outer},
         sentences=(_caption(study, len(trials), outside, len(lost), bool(envelope["lo"].notna().any())),),
         alts={p.path: _alt(study, p, points[p.path], buckets[p.path], limits) for p in study.space},
-        settings=(_best_trials(study),),
+        settings=() if plateau_of(study).refusal is None else (_best_trials(study),),
     )
 
 

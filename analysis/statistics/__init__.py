@@ -1,7 +1,13 @@
 """What the panels compute with: one noun per file, pure functions, randomness only from a generator that is passed."""
 
+from .budget import OPEN_BEYOND, Curve, tuning_curve
+from .components import Split, chance_of_first, split
 from .crossed import Crossed, crossed_difference
 from .ends import failing_end, worst_shown
+from .feasible import feasibility
+from .gaussian import Points, Process, fit, laplace
+from .importance import PERMUTATIONS, Evidence, fit_quality, holm, randomisation_test, total_effects
+from .interactions import Pair, pairs
 from .interval import LEVEL, Interval, generator, rank_correlation, t_interval, wilson
 from .seeds import (
     Difference,
@@ -13,9 +19,13 @@ from .seeds import (
     pooled_sd,
     seeds_to_resolve,
 )
+from .slices import Slice, Width, chance_at_ends, near_levels, plateau, slices
 
 __all__ = [
-    "LEVEL", "Crossed", "Difference", "Interval", "chance_of_better", "chance_on_average", "crossed_difference",
-    "difference", "failing_end", "generator", "mean_over_given", "mean_over_new", "pooled_sd", "rank_correlation",
-    "seeds_to_resolve", "t_interval", "wilson", "worst_shown",
+    "LEVEL", "OPEN_BEYOND", "PERMUTATIONS", "Crossed", "Curve", "Difference", "Evidence", "Interval", "Pair",
+    "Points", "Process", "Slice", "Split", "Width", "chance_at_ends", "chance_of_better", "chance_of_first",
+    "chance_on_average", "crossed_difference", "difference", "failing_end", "feasibility", "fit", "fit_quality",
+    "generator", "holm", "laplace", "mean_over_given", "mean_over_new", "near_levels", "pairs", "plateau",
+    "pooled_sd", "randomisation_test", "rank_correlation", "seeds_to_resolve", "slices", "split", "t_interval",
+    "total_effects", "tuning_curve", "wilson", "worst_shown",
 ]  # fmt: skip

@@ -1,0 +1,126 @@
+"""Figures of the model-based panels: a surface over two parameters, curves of a budget, rungs against the end.
+
+As in `plots`: frames in, a matplotlib Figure out, positions on the declared scales.
+"""
+
+import math
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.figure import Figure
+from matplotlib.patches import PathPatch
+from matplotlib.path import Path
+from matplotlib.ticker import MaxNLocator
+
+from .plots import FULL, MOST_DOTS, _at_end, _axes, _cloud, _dots, _plain_y, _tick_digits, _y_title, parameter_ticks
+from .svg import INK, RC
+from .tables import Parameter
+
+
+@mpl.rc_context(RC)
+def surface(
+    cells: pd.DataFrame, trials: np.ndarray, *, x: Parameter, y: Parameter, names: tuple[str, str], better: int
+) -> Figure:
+    """Predicted score over two parameters in five bands, blank where no trial is near; trials as dots.
+
+    cells: x, y (middles of equal cells), shown, supported. trials: (n, 2) positions.
+    """
+    figure, ax = _axes(FULL, top=18, left=46, right=12)
+    ax.grid(visible=False)
+    ax.set_xlim(-0.02, 1.02)
+    ax.set_ylim(-0.02, 1.02)
+    known = cells[cells["supported"]]
+    half = 0.5 / len(cells["x"].unique())
+    rank = (known["shown"] * better).rank(method="first")
+    band = np.minimum((rank - 1) * 5 // len(known), 4).to_numpy()
+    for level, alpha in enumerate((0.08, 0.20, 0.36, 0.56, 0.80)):
+        own = known[band == level]
+        corners = [(dx, dy) for dx, dy in ((-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1))]
+        xy = np.concatenate([own[["x", "y"]].to_numpy() + half * np.array(c) for c in corners]) if len(own) else None
+        if xy is None:
+            continue
+        order = np.arange(5 * len(own)).reshape(5, len(own)).T.ravel()
+        codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(own))
+        path = Path(xy[order], codes)
+        path.should_simplify = False
+        ax.add_patch(PathPatch(path, facecolor=INK["win"], edgecolor="none", alpha=alpha))
+    _dots(ax, trials[:, 0], trials[:, 1], "ink", 2.2)
+    ax.set_xlim(-0.02, 1.02)
+    ax.set_ylim(-0.02, 1.02)
+    places, labels = parameter_ticks(x)
+    ax.set_xticks(places, labels)
+    places, labels = parameter_ticks(y)
+    ax.set_yticks(places, labels)
+    ax.set_xlabel(f"{names[0]} ({x.scale})", labelpad=3)
+    _y_title(ax, f"{names[1]} ({y.scale})")
+    if len(known) < len(cells):
+        ax.annotate("blank: no trials here", (1, 1), xycoords="axes fraction", xytext=(0, 7),
+                    textcoords="offset points", ha="right", color=INK["muted"])  # fmt: skip
+    return figure
+
+
+@mpl.rc_context(RC)
+def curves(frame: pd.DataFrame, *, metric: str, default: float, limits: tuple[float, float]) -> Figure:
+    """Median best of k trials with its band, one line per name.
+
+    frame: name, k, shown, lo, hi (NaN where there is no such limit). `default` is NaN without one.
+    """
+    figure, ax = _axes(FULL, top=18, left=33, right=52)
+    low, high = limits
+    last = int(frame["k"].max())
+    ax.set_xlim(1, last)
+    ax.set_ylim(low, high)
+    labels: list[tuple[float, str, str]] = []
+    for (name, own), role, dash in zip(
+        frame.groupby("name", sort=False),
+        ("win", "second", "third", "fourth"),
+        ("-", (0, (5, 1.6)), (0, (2, 1.2)), "-."),
+    ):
+        band = own[own["lo"].notna()]
+        top = band["hi"].fillna(high).clip(low, high)
+        ax.fill_between(band["k"], band["lo"].clip(low, high), top, color=INK[role], alpha=0.16, linewidth=0)
+        ax.plot(own["k"], own["shown"], color=INK[role], linewidth=1.3, linestyle=dash)
+        labels.append((float(own["shown"].iloc[-1]), str(name), role))
+    if math.isfinite(default) and low <= default <= high:
+        ax.axhline(default, color=INK["ink"], linewidth=0.9, linestyle=(0, (2.2, 1.6)))
+        labels.append((default, "default", "ink"))
+    gap, taken = (high - low) * 0.09, -math.inf
+    for y, name, role in sorted(labels):
+        taken = max(y, taken + gap)
+        _at_end(ax, taken, name, role)
+    if last > 100:
+        ax.set_xscale("log")
+        ticks = [t for t in (1, 3, 10, 30, 100, 300, 1000, 3000) if t <= last]
+        ax.set_xticks(ticks, [str(t) for t in ticks])
+        ax.set_xticks([], minor=True)
+    else:
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+    _plain_y(ax)
+    ax.set_xlabel(f"random trials{' (log)' if last > 100 else ''}", labelpad=3)
+    _y_title(ax, metric)
+    return figure
+
+
+@mpl.rc_context(RC)
+def rungs(frame: pd.DataFrame, *, metric: str, epoch: int) -> Figure:
+    """Score at a rung against the final one, filled where the rung would keep the run. frame: rung, final, kept."""
+    figure, ax = _axes(FULL, top=18, left=33, right=12)
+    dropped, kept = frame[~frame["kept"]], frame[frame["kept"]]
+    if len(frame) > MOST_DOTS:
+        _cloud(ax, frame["rung"].to_numpy(), frame["final"].to_numpy())
+    else:
+        _dots(ax, frame["rung"], frame["final"], "win", 4.6)
+        _dots(ax, dropped["rung"], dropped["final"], "card", 2.6)
+    if len(frame) > MOST_DOTS and len(kept):
+        ax.axvline(kept["rung"].min() if kept["rung"].mean() > frame["rung"].mean() else kept["rung"].max(),
+                   color=INK["win"], linewidth=0.9)  # fmt: skip
+    ax.margins(0.06, 0.1)
+    ax.autoscale_view()
+    _plain_y(ax)
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    digits = _tick_digits(list(ax.get_xticks()))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:.{digits}f}")
+    ax.set_xlabel(f"{metric}, at epoch {epoch}", labelpad=3)
+    _y_title(ax, f"{metric}, at the end")
+    return figure
