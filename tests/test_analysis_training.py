@@ -130,7 +130,7 @@ def test_a_parameter_that_the_code_does_not_read_is_inert_and_one_that_moves_a_d
     assert rows.loc["loss.dead", "answer"] == inert.ANSWERS[False]
     assert rows.loc["schedule.tau", "answer"] == inert.ANSWERS[True]
     assert rows.loc["train.lr", "answer"] == inert.ANSWERS[None]
-    assert plain(found.title) == "dead inert at t0050"
+    assert plain(found.title) == "dead is inert at the winner, t0050"
     assert [c.severity for c in found.checks if c.problem is not None] == ["record"]
 
 
@@ -293,3 +293,19 @@ def test_the_ledger_names_what_all_runs_share(tmp_path):
     assert rows["effective global batch"] == "256"
     assert rows["fresh seeds of a configuration"] == "5"
     assert rows["data"] == "abcd…89"
+
+
+def test_runs_of_every_kind_are_counted(tmp_path):
+    made = Study()
+    alone(made)
+    frame = ledger.ledger(made.read(tmp_path)).frames["states"]
+    assert frame["n"].sum() == len(made.read(tmp_path).trials)
+    assert set(frame["kind"]) == {"baseline", "search", "confirm", "probe"}
+
+
+def test_a_temperature_that_is_the_same_for_all_samples_is_one_line(tmp_path):
+    line = {"train_temperature_mean": (0.1, 0.05), "train_temperature_min": (0.1, 0.05),
+            "train_temperature_max": (0.1, 0.05)}  # fmt: skip
+    found = traces.traces(traced(tmp_path, train_loss=(3.0, 1.0), **line))
+    assert set(found.frames["quantities"]["quantity"]) == {"train_loss", "train_temperature_mean"}
+    assert plain(found.title) == "The winner's temperature runs between 0.105 and 0.205"

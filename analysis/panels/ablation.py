@@ -132,13 +132,9 @@ def _from_to(before: Mapping[str, Any], after: Mapping[str, Any], path: str) -> 
 
 
 def _ends(frame: pd.DataFrame) -> tuple[float, float]:
-    """Of the axis: all means and limits, unless a limit is very wide."""
+    """Of the axis: every mean and limit."""
     known = pd.concat([frame["mean"], frame["lo"], frame["hi"]]).dropna()
-    room = 2 * (frame["mean"].max() - frame["mean"].min()) or float(known.max() - known.min())
-    return (
-        max(float(known.min()), float(frame["mean"].min()) - room),
-        min(float(known.max()), float(frame["mean"].max()) + room),
-    )
+    return float(known.min()), float(known.max())
 
 
 def _level(row: Mapping[str, Any], metric: Metric) -> Markup:

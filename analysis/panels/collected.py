@@ -10,8 +10,9 @@ from ..choice import best_config, choose
 from ..finding import SEVERITIES, Exact, Finding
 from ..page import Column, notes, table
 from ..tables import Study, default_value
-from ..wording import count, full, in_words, plain, setting
+from ..wording import count, full, in_words, listing, plain, setting
 
+NOT_MEASURED = {"evidence": "importance", "gain": "gain per parameter", "safe_range": "safe range"}
 SHOWN = 7  # warnings before the rest is folded
 
 
@@ -112,10 +113,12 @@ def draw_settings(study: Study, finding: Finding, name: str = "settings") -> Mar
         columns.append(Column(added.key, added.head, _cell(added.cells), added.numeric))
     legend = Markup("").join(column.legend for column in finding.settings if column.legend)
     small = [column.note for column in finding.settings if column.note]
-    small.append(
-        "Set to: shown to three significant digits; the exact values that the fresh seeds ran at are under Reproduce. "
-        "Importance, gain per parameter and safe range are not measured by this report."
-    )
+    shown = {column.key for column in finding.settings}
+    absent = [words for key, words in NOT_MEASURED.items() if key not in shown]
+    words = str(listing(absent))
+    without = f" {words[:1].upper()}{words[1:]} {'is' if len(absent) == 1 else 'are'} not measured by this report."
+    exact = "the exact values that the fresh seeds ran at are under Reproduce."
+    small.append(f"Set to: shown to three significant digits; {exact}{without if absent else ''}")
     drawn = table(f"{name}.parameters", frame, columns, label="What should I set?", wide=True)
     return Markup("{}{}{}").format(legend, drawn, notes(small))
 

@@ -7,7 +7,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from .. import commands
-from ..choice import best_config
+from ..choice import best_config, choose
 from ..finding import Finding, Refusal, check
 from ..page import Column, notes, table
 from ..probes import reacts
@@ -21,6 +21,8 @@ ANSWERS = {True: "moves the run", False: "inert: to the last digit the same run"
 def inert(study: Study) -> Finding:
     """Of each searched parameter: whether runs around the best setting that differ in it alone differ at all."""
     trial, config = best_config(study)
+    winner = choose(study).winner
+    who = f"the winner, {winner.label}" if winner is not None else f"the best of the search, {trial}"
     rows = []
     for parameter in study.space:
         used = parameter.active(config) and parameter.path in config
@@ -36,11 +38,12 @@ def inert(study: Study) -> Finding:
             return Finding(NAME, "0 parameters", refusal=Refusal("The study searched no parameter. Add a search "
                            "section to its file and run:", commands.extend(study)))  # fmt: skip
         return Finding(NAME, "0 pairs of runs", refusal=Refusal(needs, commands.plan(study)))
-    title = Markup("{} inert at {}").format(listing(dead), trial) if dead else Markup(
-        "No parameter that was tried is inert")  # fmt: skip
+    title = Markup("No parameter that was tried is inert")
+    if dead:
+        title = Markup("{} {} inert at {}").format(listing(dead), "is" if len(dead) == 1 else "are", who)
     return Finding(
         title=title,
-        used=f"{count(len(tried), 'parameter')} of {len(rows)}, around {trial}",
+        used=f"{count(len(tried), 'parameter')} of {len(rows)}, around {who}",
         frames={"parameters": frame},
         numbers={"trial": trial, "inert": dead, "tried": len(tried)},
         sentences=(
@@ -50,9 +53,9 @@ def inert(study: Study) -> Finding:
         ),
         checks=(
             check(
-                "no searched parameter is inert", "record", dead, "{names} inert: moving it changes neither loss nor "
-                "gradient.", "Searching it was a waste; its importance is exactly none at this setting.",
-                names=listing(dead), size=len(dead),
+                "no searched parameter is inert", "record", dead, "{names} {are} inert at {who}.",
+                "Moving it changes neither loss nor gradient there; another parameter may switch it on.",
+                names=listing(dead), are="is" if len(dead) == 1 else "are", who=who, size=len(dead),
             ),
         ),
     )  # fmt: skip

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import pandas as pd
 from markupsafe import Markup
 
+from mmts_ray import results
+
 from .. import commands
 from ..finding import Check, Finding, check
 from ..page import Column, more, notes, table
@@ -25,7 +27,7 @@ def ledger(study: Study) -> Finding:
     """Every run that the ledger holds."""
     trials = study.trials
     groups = {(kind, state): trials[(trials["kind"] == kind) & (trials["state"] == state)]
-              for kind in ("baseline", "search", "confirm") for state in STATES}  # fmt: skip
+              for kind in results.KINDS for state in STATES}  # fmt: skip
     states = pd.DataFrame(
         [
             (kind, state, len(part), len(part) / len(trials), float(part["device_seconds"].sum()) / 3600)

@@ -36,12 +36,14 @@ NAMES = {
 }
 SCHEDULED = ("train_temperature", "train_margin")
 MOST_FILTERED, FEW_ACTIVE, JUMP = 0.5, 0.01, 100.0
+SAME = 1e-5  # of the mean: float32 rounding over a batch
 
 
 def traces(study: Study) -> Finding:
     """Mean over the runs of the winner and of the default at each evaluation, for every quantity that was kept."""
     runs = _runs(study)
     frame = pd.concat([_curves(study, role, trials) for role, trials in runs.items()], ignore_index=True)
+    frame = frame[~frame["quantity"].isin(_same_as_mean(frame))]
     if frame.empty or frame.groupby(["quantity", "role"]).size().max() < 2:
         needs = "Needs a finished run that was evaluated twice or more. More epochs, or more trials, fill it:"
         return Finding(NAME, "0 evaluations", refusal=Refusal(needs, commands.extend(study)))
@@ -121,6 +123,18 @@ def _curves(study: Study, role: str, trials: list[str]) -> pd.DataFrame:
         part = {"quantity": quantity, "role": role, "epoch": by_epoch.index, "value": by_epoch["mean"]}
         parts.append(pd.DataFrame({**part, "n": by_epoch["size"]}).reset_index(drop=True))
     return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=columns)
+
+
+def _same_as_mean(frame: pd.DataFrame) -> list[str]:
+    """The smallest and largest of a scheduled value that does not vary over the samples: the mean says it all."""
+    found = []
+    for scheduled in SCHEDULED:
+        parts = {p: frame[frame["quantity"] == f"{scheduled}_{p}"]["value"].to_numpy() for p in ("min", "mean", "max")}
+        if len(parts["mean"]) and len({len(own) for own in parts.values()}) == 1:
+            apart = np.max(parts["max"] - parts["min"])
+            if apart <= SAME * np.abs(parts["mean"]).max():
+                found += [f"{scheduled}_min", f"{scheduled}_max"]
+    return found
 
 
 def _row(quantity: str, own: pd.DataFrame) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def tradeoffs(study: Study) -> Finding:
 
 
 def draw(study: Study, finding: Finding) -> Markup:
-    metrics = [study.metric(key) for key in finding.numbers["metrics"]]
+    metrics = _metrics(study)
     frame, (y, *rest) = finding.frames["settings"], metrics
     x = next((m for m in rest if m.name == "modality_distance"), rest[0])
     joined = finding.numbers["along"] is not None
