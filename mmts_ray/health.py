@@ -16,6 +16,8 @@ from mmts_ray.groups import cached
 
 PARTS = ("tail", "mid", "head")  # by their number in `Groups.tercile_M`
 MOST_SIZES = 500
+MOST_COMPARED = 3000  # training images whose pairwise cosines are counted; of more, a fixed random draw
+BINS = 40  # of cosines, from -1 to 1
 
 
 def health(frozen: Frozen, *, source: str, kwargs: Mapping[str, Any], cache_dir: Path | None) -> dict[str, Any]:
@@ -43,7 +45,30 @@ def health(frozen: Frozen, *, source: str, kwargs: Mapping[str, Any], cache_dir:
         "false_negatives": max(0.0, either - known),
         "same_id": _chance(image_M, id_M),
         "groups": _sizes(frozen, rows, source=source, kwargs=kwargs, cache_dir=cache_dir),
+        "similarities": _similarities(frozen, rows),
     }
+
+
+def _similarities(frozen: Frozen, rows: np.ndarray) -> dict[str, Any]:
+    """Shares of training pairs without a common id per cosine of the frozen encoders, `BINS` bins from -1 to 1.
+
+    These are the teacher's cosines that a filter threshold is held against and an angular margin is scaled by, of the
+    images and of their first captions.
+    """
+    images, first = np.unique(frozen.image_M[rows], return_index=True)
+    if len(images) > MOST_COMPARED:
+        drawn = np.sort(np.random.default_rng(0).choice(len(images), MOST_COMPARED, replace=False))
+        images, first = images[drawn], first[drawn]
+    id_N = frozen.id_N[images]
+    other = id_N[:, None] != id_N[None, :]
+    features = {"captions": frozen.text_UT[frozen.text_M[rows[first]]], "images": frozen.image_NI[images]}
+    out: dict[str, Any] = {"images_compared": len(images)}
+    for what, raw in features.items():
+        unit = np.asarray(raw, dtype=np.float32)
+        unit = unit / np.maximum(np.linalg.norm(unit, axis=1, keepdims=True), 1e-12)
+        counts = np.histogram(np.clip(unit @ unit.T, -1, 1)[other], bins=np.linspace(-1, 1, BINS + 1))[0]
+        out[what] = [float(f"{share:.6g}") for share in counts / max(1, counts.sum())]
+    return out
 
 
 def _sizes(

@@ -73,3 +73,15 @@ def test_the_thirds_hold_every_training_pair_and_their_sizes_do_not_overlap():
     assert found["tail"]["largest"] <= found["mid"]["smallest"] <= found["mid"]["largest"] <= found["head"]["smallest"]
     assert found["sizes"] == sorted(found["sizes"])
     assert found["source"] == "captions"
+
+
+def test_similarities_are_shares_of_pairs_without_a_common_id_by_cosine():
+    data = small(images=[0, 1e6, -1e6, 0], texts=[0, 1, 2, 0], ids=[1, 2, 3, 1])
+    found = of(data)["similarities"]
+    assert found["images_compared"] == 4
+    # images 0 and 3 share an id: of the ten other ordered pairs 1-2 are opposite (2), the rest at right angles (8)
+    images = dict(enumerate(found["images"]))
+    assert images[0] == pytest.approx(0.2)
+    assert images[19] + images[20] == pytest.approx(0.8)
+    assert sum(found["captions"]) == pytest.approx(1)
+    assert found["captions"][20] == pytest.approx(1)

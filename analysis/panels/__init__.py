@@ -9,6 +9,7 @@ from . import (
     ablation,
     bounds,
     budget,
+    curves,
     data,
     fidelity,
     fresh,
@@ -23,6 +24,7 @@ from . import (
     metrics,
     plateau,
     reproduce,
+    similarities,
     traces,
     tradeoffs,
     tunability,
@@ -38,6 +40,7 @@ PANELS: dict[str, dict[str, Panel]] = {
         "history": Panel("Search history", history.history, history.draw),
     },
     "How sensitive is it?": {
+        "curves": Panel(curves.NAME, curves.curves, curves.draw),
         "isolation": Panel("Isolation", isolation.isolation, isolation.draw, open=True),
         "bounds": Panel("Bounds", bounds.bounds, bounds.draw),
         "importance": Panel("Importance", importance.importance, importance.draw),
@@ -54,6 +57,7 @@ PANELS: dict[str, dict[str, Panel]] = {
         "metrics": Panel("All metrics", metrics.metrics, metrics.draw),
     },
     "What happened in training?": {
+        "similarities": Panel(similarities.NAME, similarities.similarities, similarities.draw),
         "traces": Panel(traces.NAME, traces.traces, traces.draw),
     },
     "Can I trust the runs?": {
