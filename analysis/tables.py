@@ -191,7 +191,7 @@ def load(study_dir: str | Path) -> Study:
     baselines = [str(name) for name in meta.get("baselines") or []]
     digest = hashlib.sha256("\n".join(sorted(json.dumps(row, sort_keys=True) for row in rows)).encode()).hexdigest()
     return Study(
-        folder=folder.resolve().name,
+        folder=str(meta.get("address") or folder.resolve().name),
         name=str(meta.get("study") or folder.resolve().name),
         meta=meta,
         trials=trials,

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mmts_ray import __version__
+from mmts_ray import __version__, storage
 
 SHOWN = (
     "train_loss",
@@ -39,16 +39,18 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(f"unrecognized arguments: {' '.join(rest)}")
         args.overrides += rest
     try:
-        return int(args.run(args) or 0)
+        with storage.opened(writes=args.run is not _status) as late:
+            exit_status = int(args.run(args) or 0)
+        return exit_status or (1 if late else 0)
     except ValueError as problem:
-        print(f"mmts-ray: {problem}", file=sys.stderr)
+        print(f"mmts-ray: {storage.told(str(problem))}", file=sys.stderr)
         return 2
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left, as `| head` does
         return 0
     except KeyboardInterrupt:
         study = getattr(args, "study", None) or getattr(args, "out", None)
-        hint = f"; continue with `mmts-ray resume {study}`" if study else ""
+        hint = f"; continue with `mmts-ray resume {storage.name(study)}`" if study else ""
         print(f"\nmmts-ray: interrupted{hint}", file=sys.stderr)
         return 130
 
@@ -101,7 +103,12 @@ def _parser() -> argparse.ArgumentParser:
 
     search = verb("search", _search, "run a study: baselines first, then trials chosen by the strategy")
     space_arguments(search)
-    search.add_argument("--out", metavar="STUDY", type=Path, help="the study's folder (default studies/NAME)")
+    search.add_argument(
+        "--out",
+        metavar="STUDY",
+        type=storage.argument,
+        help="its folder (default studies/NAME), s3://bucket/path or gs://...",
+    )
     search.add_argument("--resume-if-exists", action="store_true", help="continue the study that --out already holds")
     _ray_arguments(search)
 
@@ -118,7 +125,7 @@ def _parser() -> argparse.ArgumentParser:
         ("confirm", _confirm, "rerun the baselines and the best configurations on fresh seeds, test split included"),
     ):
         added = verb(name, run, help)
-        added.add_argument("study", metavar="STUDY", type=Path)
+        added.add_argument("study", metavar="STUDY", type=storage.argument)
         _ray_arguments(added)
         if name == "extend":
             added.add_argument("--trials", type=int, default=0, metavar="N", help="how many trials to add")
@@ -138,13 +145,13 @@ def _parser() -> argparse.ArgumentParser:
             added.add_argument("--seeds", type=int, metavar="N", help="fresh seeds (default: the study's)")
 
     status = verb("status", _status, "what is finished, running and best so far")
-    status.add_argument("study", metavar="STUDY", type=Path)
+    status.add_argument("study", metavar="STUDY", type=storage.argument)
     status.add_argument("--json", action="store_true")
     status.add_argument("--watch", action="store_true", help="again every 2 seconds, until Ctrl-C")
 
     report = verb("report", _report, "write the robustness report: one offline HTML file and its JSON twin")
     report.add_argument(
-        "study", metavar="STUDY", type=Path, nargs="+",
+        "study", metavar="STUDY", type=storage.argument, nargs="+",
         help="several: one page that compares them, several.html in the first one's report folder",
     )  # fmt: skip
     report.add_argument("--json", action="store_true", help="print the summary as JSON")
@@ -154,7 +161,7 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
 
     collect = verb("collect", _collect, "rebuild results.parquet, one row per trial, from the ledger")
-    collect.add_argument("study", metavar="STUDY", type=Path)
+    collect.add_argument("study", metavar="STUDY", type=storage.argument)
     return parser
 
 
@@ -347,7 +354,7 @@ def _closing(args: argparse.Namespace, study_dir: Path) -> int:
     """Status on stdout; exit 1 when more trials failed than allowed, or none is feasible."""
     from mmts_ray import results, status
 
-    results.collect(study_dir)
+    storage.keep(study_dir, results.collect(study_dir))
     now = status.read(study_dir)
     print(status.text(now))
     failed = now["counts"].get("failed", 0)
@@ -366,6 +373,7 @@ def _status(args: argparse.Namespace) -> int:
     from mmts_ray import status
 
     while True:
+        storage.refresh(args.study)
         now = status.read(args.study)
         print(json.dumps(now, indent=2) if args.json else status.text(now), flush=True)
         if not args.watch:
@@ -382,6 +390,8 @@ def _report(args: argparse.Namespace) -> int:
         (study,) = args.study
         path = Path(args.plan) if args.plan else study / "plan.yaml"
         print(plan.text(plan.write(tables.load(study), path), study, path))
+        if not args.plan:
+            storage.keep(study, path)
         return 0
     if len(args.study) > 1:
         from mmts_ray.analysis.several import write as several
@@ -393,6 +403,7 @@ def _report(args: argparse.Namespace) -> int:
 
         path, summary = report.write_and_summarise(args.study[0])
         shown = report.text
+    storage.keep(args.study[0], path.parent)
     print(json.dumps(summary, indent=2) if args.json else shown(summary))
     print(f"report: {path}", file=sys.stderr if args.json else sys.stdout)
     return 0 if summary["feasible"] else 1
@@ -402,5 +413,7 @@ def _collect(args: argparse.Namespace) -> int:
     from mmts_ray import folder, results
 
     folder.open_study(args.study)
-    print(results.collect(args.study))
+    path = results.collect(args.study)
+    storage.keep(args.study, path)
+    print(path)
     return 0

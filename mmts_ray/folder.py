@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from mmts_ray import __version__, results
+from mmts_ray import __version__, results, storage
 from mmts_ray.config import SEED, legal
 from mmts_ray.features import Frozen
 from mmts_ray.health import health
@@ -68,8 +68,16 @@ def create(study: StudyConfig, study_dir: Path, frozen: Frozen, *, command: str,
     """Write meta.json and then study.yaml, whose presence makes the folder a study; groups are kept in `cache_dir`."""
     refuse_existing(study_dir)
     study_dir.mkdir(parents=True, exist_ok=True)
-    results.write_meta(study_dir, describe(study, frozen, command=command, cache_dir=cache_dir))
+    results.write_meta(
+        study_dir, {**describe(study, frozen, command=command, cache_dir=cache_dir), **_address(study_dir)}
+    )
     save(study, study_dir)
+    storage.publish(study_dir, "meta.json", STUDY)
+
+
+def _address(study_dir: Path) -> dict[str, str]:
+    """What the commands in a report call a study whose folder only stands for it."""
+    return {"address": storage.name(study_dir)} if storage.uri(study_dir) else {}
 
 
 def save(study: StudyConfig, study_dir: Path) -> None:
@@ -117,8 +125,9 @@ def update(study: StudyConfig, study_dir: Path, frozen: Frozen, *, cache_dir: Pa
     """Write a changed study; meta.json keeps the command and date of the first run."""
     before = results.read_meta(study_dir)
     meta = describe(study, frozen, command=before["command"], cache_dir=cache_dir)
-    results.write_meta(study_dir, {**meta, "created": before["created"]})
+    results.write_meta(study_dir, {**meta, "created": before["created"], **_address(study_dir)})
     save(study, study_dir)
+    storage.publish(study_dir, "meta.json", STUDY)
 
 
 def describe(study: StudyConfig, frozen: Frozen, *, command: str, cache_dir: Path | None = None) -> dict[str, Any]:

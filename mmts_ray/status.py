@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from mmts_ray import results
+from mmts_ray import results, storage
 
 
 def read(study_dir: Path) -> dict[str, Any]:
@@ -20,7 +20,7 @@ def read(study_dir: Path) -> dict[str, Any]:
         counts[trial["status"]] = counts.get(trial["status"], 0) + 1
     return {
         "study": meta["study"],
-        "folder": str(study_dir),
+        "folder": storage.name(study_dir),
         "metric": metric,
         "mode": mode,
         "counts": counts,

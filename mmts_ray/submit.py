@@ -81,7 +81,10 @@ def check_address(address: str) -> None:
 
 def check_out(out: str) -> None:
     """ValueError unless the folder is the same one for every machine of the cluster."""
-    if "://" not in out and not os.path.isabs(out):
+    from mmts_ray.storage import address
+
+    parsed = address.parse(out)
+    if isinstance(parsed, Path) and not parsed.is_absolute():
         raise ValueError(
             f"--out: {out!r} is relative, but the job runs in a temporary folder of the head; legal is an absolute "
             "path that every node shares, or a bucket such as s3://bucket/studies/name"

@@ -37,16 +37,17 @@ OURS: dict[str, set[str]] = {
     "train": {"config", "features", "kernels", "space"} | DECLARATIONS,
     "sampler": {"config", "space", "study"},
     "health": {"data", "features", "groups"},
-    "folder": {"", "config", "features", "health", "results", "space", "space_file", "study"},
-    "status": {"results"},
+    "folder": {"", "storage", "config", "features", "health", "results", "space", "space_file", "study"},
+    "storage": {"features", "results"},
+    "status": {"results", "storage"},
     "loggers": {"results"},
     "progress": {"plan", "study"},
-    "trial": {"config", "results", "train"},
+    "trial": {"config", "results", "storage", "train"},
     "plan": {"config", "results", "space", "study"},
     "plan_file": {"config", "plan", "results", "space", "study"},
-    "search": {"features", "plan", "plan_file", "results", "sampler", "study", "trial"},
+    "search": {"features", "plan", "plan_file", "results", "sampler", "storage", "study", "trial"},
     "spot": set(),
-    "submit": {"study"},
+    "submit": {"storage", "study"},
 }
 RAY = {"trial", "search", "submit", "spot"}
 RAY_ON_IMPORT = {"trial", "search"}

@@ -19,6 +19,7 @@ import ray
 from ray import tune
 from ray.tune.schedulers import TrialScheduler
 
+from mmts_ray import storage
 from mmts_ray.features import Frozen
 from mmts_ray.search.proposals import Proposals
 from mmts_ray.study import StudyConfig
@@ -59,6 +60,7 @@ def drive(
             "gpus": resources.gpus,
             "cache_dir": str(cache_dir),
             "checkpoint_seconds": study.checkpoint_seconds,
+            "storage": storage.uri(study_dir),
         }
         # plain arrays, not memory maps: the object store then shares them between actors without a copy
         frozen = replace(frozen, image_NI=np.asarray(frozen.image_NI), text_UT=np.asarray(frozen.text_UT))

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from ray.tune.search import Searcher
 
-from mmts_ray import results
+from mmts_ray import results, storage
 from mmts_ray.plan import (
     MOST_REPEATS,
     Planned,
@@ -72,6 +72,7 @@ class Proposals(Searcher):
             return Searcher.FINISHED
         for record in start_records(self.study, planned, status="running", data_key=self.data_key):
             self.ledger.append(record)
+        storage.settle(self.study_dir)  # whatever is lost from now on, its id and its parameters are known
         self.live[trial_id] = planned
         return {
             "trial": planned.trial,
@@ -199,6 +200,8 @@ class Proposals(Searcher):
                 *checkpoint_dir(self.study_dir, "").glob(f"{group}-*"),
             ]:
                 shutil.rmtree(folder, ignore_errors=True)
+            storage.drop(self.study_dir, checkpoint_dir(self.study_dir, group))
+            storage.drop(self.study_dir, checkpoint_dir(self.study_dir, f"{group}-*"))
 
     def save(self, checkpoint_path: str) -> None:
         """Nothing: the ledger and the Optuna journal are what a resumed study is built from."""

@@ -6,9 +6,9 @@ from typing import Any
 
 from ray import tune
 
-from mmts_ray import results
+from mmts_ray import results, storage
 from mmts_ray.trial.group import GroupRun, caught_up
-from mmts_ray.trial.run import TrialRun
+from mmts_ray.trial.run import TrialRun, checkpoint_dir
 
 
 class TrialActor(tune.Trainable):
@@ -22,7 +22,7 @@ class TrialActor(tune.Trainable):
         from mmts_ray.train import TrainData
 
         torch.set_num_threads(max(1, int(options["cpus"])))
-        self.study_dir = Path(study_dir)
+        self.study_dir = storage.attach(study_dir, options["storage"])
         self.options = options
         self.ledger = results.Ledger(study_dir)
         # held while this process lives: a resumed driver waits until the trials of the killed one have ended
@@ -45,6 +45,8 @@ class TrialActor(tune.Trainable):
         def trial(task: dict[str, Any]) -> TrialRun:
             return TrialRun(task, self.data, ledger=self.ledger, study_dir=self.study_dir, options=self.options)
 
+        members = [checkpoint_dir(self.study_dir, trial) for _, trial in config["members"]]
+        storage.catch_up(self.study_dir, members)
         self.run = GroupRun(caught_up(config, self.study_dir), trial)
 
     def step(self) -> dict[str, Any]:
@@ -58,4 +60,5 @@ class TrialActor(tune.Trainable):
 
     def cleanup(self) -> None:
         self.ledger.close()
+        storage.settle(self.study_dir)
         self.alive.close()

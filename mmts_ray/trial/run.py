@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mmts_ray import results
+from mmts_ray import results, storage
 from mmts_ray.config import from_flat
 
 LAST = "last.pt"
@@ -76,6 +76,7 @@ class TrialRun:
                     self._keep_weights(row)
                     if row.ranks is not None:
                         results.write_ranks(self.study_dir, self.trial, row.ranks())
+                        storage.keep(self.study_dir, Path(self.study_dir) / "ranks" / f"{self.trial}.parquet")
                     return self._end("done")
                 if time.monotonic() - self.saved >= self.options["checkpoint_seconds"]:
                     self._checkpoint(row.state)
@@ -148,6 +149,8 @@ class TrialRun:
             }
         )
         (self.folder / LAST).unlink(missing_ok=True)
+        storage.drop(self.study_dir, self.folder / LAST)
+        storage.settle(self.study_dir)  # an end that others are told of is not lost with this machine
         self.rows = None
         return {**self._where(row), "status": status, "error": error or "", "done": True, "metrics": metrics}
 
@@ -165,12 +168,14 @@ class TrialRun:
         temporary = self.folder / f".{LAST}.{os.getpid()}"
         torch.save({"seconds": self._seconds()["seconds"], "train": state()}, temporary)
         os.replace(temporary, self.folder / LAST)
+        storage.keep(self.study_dir, self.folder / LAST)
         self.saved = time.monotonic()
 
     def _load_checkpoint(self) -> dict[str, Any] | None:
         import torch
 
         path = self.folder / LAST
+        storage.fetch(self.study_dir, path)
         if not path.is_file():
             return None
         kept = torch.load(path, map_location=self.data.device, weights_only=True)
@@ -187,3 +192,4 @@ class TrialRun:
         temporary = self.folder / f".{WEIGHTS}.{os.getpid()}"
         save_file(tensors, temporary, metadata={"trial": self.trial, "config_hash": state["config_hash"]})
         os.replace(temporary, self.folder / WEIGHTS)
+        storage.keep(self.study_dir, self.folder / WEIGHTS)
