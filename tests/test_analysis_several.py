@@ -3,12 +3,13 @@
 import json
 import re
 
+import numpy as np
 import pytest
 import yaml
 from ledger_maker import OBJECTIVE, SPACE, Maker, arms, meta_of, synthetic, write_study
 from mmts_ray.analysis import __main__ as command
 from mmts_ray.analysis import tables
-from mmts_ray.analysis.several import better, studies, transfer, verdict, write
+from mmts_ray.analysis.several import better, curves, studies, transfer, verdict, write
 from mmts_ray.analysis.statistics import difference, mean_over_given, mean_over_new
 from mmts_ray.analysis.wording import plain
 from test_analysis_report import Tree, numbers_of
@@ -167,6 +168,50 @@ def test_studies_of_other_objectives_and_one_study_twice_are_refused_in_a_line(t
         assert words in err
 
 
+def random_search(folder, scores, **changes):
+    maker = Maker(folder.name)
+    for number, score in enumerate(scores):
+        maker.run(f"t{number:04d}", "search", {"train.lr": 1e-4 * 1.05**number}, {VAL: float(score)}, seed=number)
+    return write_study(folder, maker.rows, meta_of(folder.name, space=SPACE[:1], baselines=[], **changes))
+
+
+def test_a_study_leads_at_equal_budget_from_where_its_lower_limit_passes_the_others_median(tmp_path):
+    rng = np.random.default_rng(0)
+    low, high = rng.uniform(0.1, 0.3, 60), rng.uniform(0.1, 0.3, 60) ** 0.7
+    found = curves.curves(studies.read([random_search(tmp_path / "a", low), random_search(tmp_path / "b", high)]))
+    own = {name: part.set_index("k") for name, part in found.frames["curves"].groupby("name")}
+    ahead = own["b"]["lo"] > own["a"]["median"]
+    assert found.numbers["leader"] == "b"
+    first = found.numbers["parts_at"]
+    assert ahead.loc[first:].all()
+    assert first == 1 or not ahead.loc[first - 1]
+    assert plain(found.title) == f"At equal budget b leads from {first} trial{'s' if first > 1 else ''} on"
+    same = curves.curves(studies.read([random_search(tmp_path / "c", low), random_search(tmp_path / "d", low)]))
+    assert plain(same.title) == "At equal budget no study leads beyond its band"
+
+
+def test_a_lower_loss_leads_at_equal_budget(tmp_path):
+    rng = np.random.default_rng(0)
+    worse, better_ = rng.uniform(0.2, 0.4, 60), rng.uniform(0.1, 0.3, 60)
+    folders = [random_search(tmp_path / n, s, objective={VAL: "min"}) for n, s in (("a", worse), ("b", better_))]
+    assert curves.curves(studies.read(folders)).numbers["leader"] == "b"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words", "command_"),
+    [
+        ({"data": {"key": "other"}}, "not on one scale", "mmts-ray extend a"),
+        ({"strategy": "tpe"}, "Needs 20 random trials in each study; b has 0", "mmts-ray extend b"),
+    ],
+)
+def test_other_data_and_adaptive_trials_have_no_equal_budget(tmp_path, changes, words, command_):
+    scores = np.random.default_rng(0).uniform(0.1, 0.3, 40)
+    found = curves.curves(studies.read([random_search(tmp_path / "a", scores),
+                                        random_search(tmp_path / "b", scores, **changes)]))  # fmt: skip
+    assert words in plain(found.refusal.needs)
+    assert found.refusal.command.startswith(command_)
+
+
 def test_a_winner_without_seeds_leaves_the_verdict_open(tmp_path):
     a, b = study(tmp_path / "a", 0.02), arms(tmp_path / "b", {"paper": BASE, "t0001": BASE[:1]}, data={"key": "k"})
     found = verdict.verdict(studies.read([a, b]))
@@ -200,7 +245,7 @@ def test_one_page_and_its_twin(page):
     assert [s["label"] for s in twin["studies"]] == ["first", "other"]
     ids = [attributes["id"] for _, attributes, _ in tree.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    for key in ("verdict", "better", "transfer"):
+    for key in ("verdict", "curves", "better", "transfer"):
         assert key in ids
         panel = twin["panels"][key]
         assert panel["drawn"] != bool(panel["refusal"])

@@ -36,7 +36,7 @@ def budget(study: Study) -> Finding:
         return Finding(NAME, count(len(ended), "random trial"),
                        refusal=Refusal(f"{needs} This fills it:", commands.controls(study)))  # fmt: skip
     parts = _parts(study, ended)
-    frame = pd.concat([_curve(name, own, metric) for name, own in parts.items()], ignore_index=True)
+    frame = pd.concat([curve_of(name, own, metric) for name, own in parts.items()], ignore_index=True)
     default = choose(study).default
     level = default.values(metric.column) if default is not None else pd.Series(dtype=float)
     base = float(level.mean()) if len(level) else math.nan
@@ -104,7 +104,8 @@ def _parts(study: Study, ended: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {"random": ended}
 
 
-def _curve(name: str, own: pd.DataFrame, metric: Metric) -> pd.DataFrame:
+def curve_of(name: str, own: pd.DataFrame, metric: Metric) -> pd.DataFrame:
+    """Median best of k of these random trials, with its band: name, k, median, lo, hi in the metric."""
     done = own[own["state"] == "done"]
     curve = tuning_curve(metric.better * done["score"].to_numpy(dtype=float), len(own) - len(done))
     columns = {

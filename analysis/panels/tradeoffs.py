@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from markupsafe import Markup
 
@@ -33,8 +34,10 @@ def tradeoffs(study: Study) -> Finding:
     chosen = choose(study)
     roles = {c.key: r for r, c in zip(ROLES, (chosen.winner, chosen.runner_up, chosen.default)) if c is not None}
     looks = len(metrics)
-    above = {c.key: [o for o in found if o is not c and _dominates(o, c, metrics, looks)] for c in found}
-    behind = {c.key: [o for o in found if o is not c and _as_good(o, c, metrics)] for c in found}
+    scores = {c.key: [c.values(m.column) for m in metrics] for c in found}
+    behind = _behind(found, scores, metrics)
+    above = {key: [o for o in others if _dominates(scores[o.key], scores[key], metrics)]
+             for key, others in behind.items()}  # fmt: skip
     rows = [_row(study, c, roles.get(c.key, "dots"), metrics, above[c.key], behind[c.key]) for c in found]
     order = {role: place for place, role in enumerate((*ROLES, "dots"))}
     frame = pd.DataFrame(rows).sort_values("role", key=lambda s: s.map(order), kind="stable", ignore_index=True)
@@ -120,17 +123,21 @@ def _metrics(study: Study) -> list[Metric]:
     return [Metric(m.key, -1, m.share) if m.name == "modality_distance" else m for m in found]
 
 
-def _as_good(a: Candidate, b: Candidate, metrics: list[Metric]) -> bool:
-    """Whether a is on average at least as good as b everywhere, and better somewhere."""
-    gains = [m.better * (a.values(m.column).mean() - b.values(m.column).mean()) for m in metrics]
-    return min(gains) >= 0 and max(gains) > 0
+def _behind(
+    found: list[Candidate], scores: Mapping[str, list[pd.Series]], metrics: list[Metric]
+) -> dict[str, list[Candidate]]:
+    """Of each setting: those that are on average at least as good in everything, and better in something."""
+    better = np.array([metric.better for metric in metrics])
+    means_CM = better * np.array([[float(own.mean()) for own in scores[c.key]] for c in found])
+    gains_CCM = means_CM[:, None] - means_CM[None]
+    ahead_CC = (gains_CCM.min(2) >= 0) & (gains_CCM.max(2) > 0)
+    return {c.key: [found[i] for i in np.flatnonzero(ahead_CC[:, place])] for place, c in enumerate(found)}
 
 
-def _dominates(a: Candidate, b: Candidate, metrics: list[Metric], looks: int) -> bool:
-    if not _as_good(a, b, metrics):
-        return False
-    for metric in metrics:
-        d = difference(a.values(metric.column), b.values(metric.column), comparisons=looks)
+def _dominates(a: list[pd.Series], b: list[pd.Series], metrics: list[Metric]) -> bool:
+    """Whether one of the metrics is better in a beyond noise; a is on average at least as good in all."""
+    for metric, ours, theirs in zip(metrics, a, b):
+        d = difference(ours, theirs, comparisons=len(metrics))
         if d is not None and d.established and metric.better * d.mean > 0:
             return True
     return False
