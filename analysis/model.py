@@ -110,6 +110,12 @@ class Model:
         better = self.study.objective.better
         return st.slices(self.rough, self.winner, better, self.feasible, self.stream("plateau"))
 
+    def volume(self, delta: float) -> tuple[float, float, float]:
+        """Share of the searched volume within `delta` of the winner, and its limits."""
+        assert self.winner is not None
+        rng = self.stream("volume")
+        return st.share_near(self.rough, self.winner, self.study.objective.better, self.feasible, delta, rng)
+
     @cached_property
     def ends(self) -> list[tuple[float, float]]:
         """Per parameter the chance that the best of the slice lies at the lower, and at the upper end."""

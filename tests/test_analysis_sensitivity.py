@@ -9,7 +9,17 @@ from ledger_maker import OBJECTIVE, SPACE, Maker, meta_of, native, synthetic, wr
 from mmts_ray.analysis import report, tables
 from mmts_ray.analysis import statistics as st
 from mmts_ray.analysis.model import model_of
-from mmts_ray.analysis.panels import bounds, budget, fidelity, importance, interactions, plateau, rings, variance
+from mmts_ray.analysis.panels import (
+    bounds,
+    budget,
+    fidelity,
+    importance,
+    interactions,
+    plateau,
+    rings,
+    variance,
+    verdict,
+)
 from mmts_ray.analysis.wording import plain
 from scipy import stats
 from simulator import Truth
@@ -293,6 +303,30 @@ def test_widths_of_a_random_sweep_lie_within_their_limits(random_study):
     assert plain(found.title).startswith("Within ")
 
 
+def test_a_width_without_a_ring_is_never_told_without_its_interval(random_study):
+    gates = plateau.plateau_of(random_study).frames["widths"]["gate"]
+    assert "width and interval" in set(gates)
+    assert "width" not in set(gates)
+
+
+def test_the_verdict_names_how_many_matter_and_a_safe_range_of_one_that_does(tmp_path):
+    study = with_rings(tmp_path / "s", trials=120, confirm=5, seed=4)
+    said = " ".join(plain(s) for s in verdict.verdict(study).sentences)
+    grades = importance.importance(study).frames["parameters"].set_index("path")["grade"]
+    assert f"Of 6 searched parameters, {(grades == 'evidence').sum()} show evidence of an effect." in said
+    widths = plateau.plateau_of(study).frames["widths"].set_index("path")
+    told = widths[widths["gate"].isin(plateau.TOLD) & (grades == "evidence")]["width"]
+    assert f"Widest safe range among them: {study.named(told.idxmax())} " in said
+
+
+def test_the_share_of_the_volume_covers_the_truth(random_study):
+    found = plateau.plateau_of(random_study).numbers
+    model, truth, u = model_of(random_study), Truth(), np.random.default_rng(0).random((100_000, 6))
+    near = truth.score(u) >= truth.score(model.winner) - found["delta"]
+    share = (near * (1 - truth.diverges(u))).mean()
+    assert found["volume"]["lo"] <= share <= found["volume"]["hi"]
+
+
 def test_an_adaptive_sweep_gets_widths_only_where_a_ring_was_run(tmp_path):
     options = {"trials": 120, "confirm": 5, "seed": 4, "strategy": "tpe"}
     bare = tables.load(synthetic(tmp_path / "s", **options))
@@ -408,7 +442,7 @@ def test_few_configurations_give_no_share_and_fewer_give_nothing(tmp_path):
     told = some.numbers["share"]["lo"] > 0.9
     assert ("shares" in some.frames) == told
     few = variance.variance(tables.load(synthetic(tmp_path / "t", trials=60, confirm=5, top=3)))
-    assert "Needs 5 configurations with the same 3 fresh seeds; 4 have 5." in plain(few.refusal.needs)
+    assert "Needs 5 configurations with the same 3 fresh seeds; 4 have them." in plain(few.refusal.needs)
     assert few.refusal.command == "mmts-ray confirm t --top 9 --seeds 5"
 
 

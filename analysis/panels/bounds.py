@@ -188,7 +188,8 @@ def _sentences(lacks: str) -> list[str]:
     found = [
         "Touches: by the model, the best of the line through the winner lies in the outer "
         f"{percent(EDGE)} of the range more likely than not, and the parameter matters (P at most {LEVEL_OF_TEST}). "
-        "It also says so when the best lies within about 15 % of the end: a hundred trials cannot tell these apart. "
+        "It may also say so when the best lies up to a third of the range inside: a hundred trials tell these apart "
+        "only where the slope is steep. "
         "At the bound: reruns there beat reruns a quarter of the range inside, on shared seeds. Where the winner lies "
         "says little: a parameter without any effect may end up there, under an adaptive sampler in half of studies.",
         "Fails: at least five runs in a row failed at that end, which chance does in fewer than 1 of 100 studies.",

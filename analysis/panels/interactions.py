@@ -102,8 +102,7 @@ def draw(study: Study, finding: Finding) -> Markup:
 def _title(chosen: pd.DataFrame) -> Markup:
     if chosen.empty:
         return Markup("No pair of parameters is shown to work together")
-    verb = "interacts" if len(chosen) == 1 else "interact"
-    return Markup("{} {}").format(listing(list(chosen["pair"])), verb)
+    return Markup("{} interact").format(listing(list(chosen["pair"])))
 
 
 def _sentences(model: Model, frame: pd.DataFrame) -> list[Markup]:

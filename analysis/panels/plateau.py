@@ -63,6 +63,7 @@ def plateau_of(study: Study) -> Finding:
             "seed_sd": model.seed_sd[0],
             "seed_sd_df": model.seed_sd[1],
             "adaptive": model.steered,
+            "volume": dict(zip(("share", "lo", "hi"), model.volume(delta))),
             "worst_drop": None if worst is None else worst["drop"],
         },
         sentences=tuple(_sentences(study, model, delta, strict, rings, worst)),
@@ -105,29 +106,25 @@ def draw(study: Study, finding: Finding) -> Markup:
     return drawn + notes(finding.sentences)
 
 
-def safe_ranges(study: Study) -> list[tuple[str, float, str]]:
-    """(name, share of the range, in words) of the widths that passed the gate, widest first; for the verdict."""
+def safe_ranges(study: Study) -> list[tuple[str, float, str, str]]:
+    """(name, share of the range, from where to where, size) of the widths that passed the gate, widest first."""
     finding = plateau_of(study)
     if finding.refusal is not None:
         return []
     rows = finding.frames["widths"].to_dict(orient="records")
     told = [row for row in rows if row["gate"] in TOLD and row["kind"] != "choice"]
     by_path = {p.path: p for p in study.space}
-    found = [(study.named(r["path"]), float(r["width"]), _words(by_path[r["path"]], r)[0]) for r in told]
+    found = [(study.named(r["path"]), float(r["width"]), *_words(by_path[r["path"]], r)) for r in told]
     return sorted(found, key=lambda item: (-item[1], item[0]))
 
 
 def _row(model: Model, place: int, delta: float, strict: float, rings: pd.DataFrame) -> dict[str, Any]:
     parameter, cut = model.parameters[place], model.widths[place]
     own = rings[rings["path"] == parameter.path]
-    flat = own[own["hi"] >= -delta]
     head = {"path": parameter.path, "kind": parameter.kind, "ring": _ring_words(own, delta)}
-    steps = [s for s in flat["step"].dropna()]
     here = float(cut.grid[cut.centre])
-    head |= {
-        "ring_lo": here + min([0.0, *steps]) if len(own) else math.nan,
-        "ring_hi": here + max([0.0, *steps]) if len(own) else math.nan,
-    }
+    reach = [_reach(own, side, delta) for side in (-1, 1)]
+    head |= {f"ring_{end}": here + step if len(own) else math.nan for end, step in zip(("lo", "hi"), reach)}
     nothing = {key: math.nan for key in ("left", "right", "width", "lo", "hi")}
     used = model.active[model.frame.index[model.frame["u"].map(lambda u: np.array_equal(u, model.winner))], place]
     if len(used) and not used[0]:
@@ -151,19 +148,28 @@ def _row(model: Model, place: int, delta: float, strict: float, rings: pd.DataFr
 
 
 def _gate(model: Model, width: Width, ringed: bool) -> str:
-    """What may be printed: under an adaptive sampler a width without a ring around it is an interval at best."""
-    if model.steered and not ringed and width.gate in TOLD:
-        return "interval"
-    return width.gate
+    """What may be printed: a width without a ring around it never goes without its interval, and where a sampler chose
+    the trials it is the interval alone.
+    """
+    if ringed or width.gate not in TOLD:
+        return width.gate
+    return "interval" if model.steered else TOLD[1]
+
+
+def _reach(own: pd.DataFrame, side: int, delta: float) -> float:
+    """The farthest step on one side up to which every rerun's mean stays within delta."""
+    steps = own[own["step"] * side > 0].sort_values("step", key=abs)
+    lost = (steps["drop"] < -delta).to_numpy()
+    good = int(np.argmax(lost)) if lost.any() else len(steps)
+    return float(steps["step"].iloc[good - 1]) if good else 0.0
 
 
 def _ring_words(own: pd.DataFrame, delta: float) -> str:
     if own.empty:
         return ""
-    flat = int((own["lo"] >= -delta).sum())
     lost = int((own["hi"] < -delta).sum())
-    parts = [f"{flat} of {len(own)} within delta"] + ([f"{lost} beyond"] if lost else [])
-    return ", ".join(parts)
+    parts = [f"{int((own['drop'] >= -delta).sum())} of {len(own)} means within delta"]
+    return ", ".join(parts + ([f"{lost} surely beyond"] if lost else []))
 
 
 def _worst(rings: pd.DataFrame, metric: Metric) -> dict[str, Any] | None:
@@ -177,7 +183,7 @@ def _title(study: Study, rows: list[dict[str, Any]], delta: float) -> Markup:
     if not told:
         return Markup("No width within {} of the winner is resolved").format(amount)
     by_path = {p.path: p for p in study.space}
-    ranked = sorted(told, key=lambda row: -row["width"])
+    ranked = sorted(told, key=lambda row: row["width"])
     names = [f"{study.named(r['path'])} {_words(by_path[r['path']], r)[1]}" for r in ranked]
     return Markup("Within {} of the winner: {}").format(amount, listing(names, most=3))
 
@@ -263,9 +269,11 @@ def _sentences(
             "the interval alone beyond that; a straight slope is seldom resolved."
         ),
     ]
-    if model.steered:
-        text = "The sampler chose where to look, so a width without a ring of reruns on both sides is an interval only."
-        found.append(Markup(text))
+    text = "A width without a ring of reruns on both sides is never told without its interval{}."
+    alone = ", and as the sampler chose where to look, it is the interval alone" if model.steered else ""
+    found.append(Markup(text).format(alone))
+    share, lo, hi = (percent(v) for v in model.volume(delta))
+    found.append(Markup("Of the searched volume, {} [{}, {}] is predicted within delta.").format(share, lo, hi))
     if worst is not None:
         text = "Worst of {} moved settings: {} at {}, {}, limits widened for {} looks."
         level = change(Interval(worst["drop"], worst["lo"], worst["hi"], int(worst["n"])), metric, with_unit=True)

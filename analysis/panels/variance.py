@@ -14,7 +14,7 @@ from ..model import model_of
 from ..page import Column, bar, notes, table
 from ..statistics import Split, chance_of_first, split
 from ..tables import Metric, Study
-from ..wording import count, fixed, number, percent, points, significant, single
+from ..wording import count, fixed, number, percent, points, significant
 
 NAME = "Variance split"
 ROWS, SEEDS = 5, 3
@@ -26,8 +26,8 @@ def variance(study: Study) -> Finding:
     found, seeds, shared = block(study)
     if len(found) < ROWS or len(seeds) < SEEDS:
         needs = (
-            f"Needs {ROWS} configurations with the same {SEEDS} fresh seeds; {len(found)} have {len(seeds)}. "
-            "More configurations, rerun, fill it:"
+            f"Needs {ROWS} configurations with the same {SEEDS} fresh seeds; {len(found) or 'none'} "
+            f"{'has' if len(found) == 1 else 'have'} them. More reruns fill it:"
         )
         top = max(ROWS, ROWS_FOR_SHARE) - len(study.meta.get("baselines") or [])
         return Finding(NAME, count(len(found), "configuration"),
@@ -79,9 +79,13 @@ def variance(study: Study) -> Finding:
 
 def draw(study: Study, finding: Finding) -> Markup:
     metric = study.objective
+
+    def mean(row: Mapping[str, Any]) -> Markup:
+        return number(row["mean"], fixed(row["mean"] * metric.scale, 1 if metric.share else 3))
+
     columns = [
         Column("label", "Configuration", lambda row: row["label"], False),
-        Column("mean", f"Fresh mean, {metric.axis}", lambda row: single(row["mean"], metric)),
+        Column("mean", f"Fresh mean, {metric.axis}", mean),
         Column("n", "Seeds", lambda row: str(row["n"])),
         Column("first", "First again, of 100", lambda row: number(row["first"], round(100 * row["first"]))),
     ]  # fmt: skip

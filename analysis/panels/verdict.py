@@ -10,11 +10,12 @@ from markupsafe import Markup
 from .. import commands
 from ..choice import FRESH_NEEDED, Candidate, Chosen, best_of_search, candidates, choose
 from ..finding import Alt, Check, Finding, Refusal, check
+from ..model import model_of
 from ..page import Axis, bar
 from ..statistics import Difference, Interval, chance_of_better, difference, generator, seeds_to_resolve, t_interval
 from ..tables import Metric, Study, why_failed
 from ..wording import count, decimals, fixed, listing, score
-from . import sentence
+from . import importance, plateau, sentence
 
 WIDE = 5  # with fewer seeds the interval is honest but wide
 MOST_BASELINES = 4
@@ -68,7 +69,7 @@ def verdict(study: Study) -> Finding:
         used=_used(facts),
         frames={"scores": scores},
         numbers=numbers,
-        sentences=tuple(sentence.more(facts)),
+        sentences=(*sentence.more(facts), *_sensitivity(facts)),
         alts={"scores": Alt("Scores on fresh seeds", _alt(scores, metric))} if len(scores) else {},
         refusal=Refusal(sentence.needs(facts), _next(study)) if facts.case == "refused" else None,
         checks=tuple(_checks(facts)),
@@ -170,6 +171,23 @@ def _used(facts: Facts) -> str:
     if facts.gain is None:
         return f"{count(facts.level.n, 'fresh run')}, {split}"
     return f"fresh seeds only, {split}, {'paired by seed' if facts.gain.paired else 'seeds not shared, unpaired'}"
+
+
+def _sensitivity(facts: Facts) -> list[Markup]:
+    """How many parameters matter, and the widest range that one may drift in; nothing where no model is to be had."""
+    model = model_of(facts.study)
+    if facts.case == "refused" or importance.lacking(facts.study, model) is not None:
+        return []
+    grades = [adjusted <= importance.LEVEL_OF_TEST for _, adjusted in model.evidence]
+    proven = {facts.study.named(p.path) for p, grade in zip(model.parameters, grades) if grade}
+    text = Markup("Of {}, {} {} evidence of an effect.").format(
+        count(len(grades), "searched parameter"), sum(grades), "shows" if sum(grades) == 1 else "show"
+    )
+    ranges = [found for found in plateau.safe_ranges(facts.study) if found[0] in proven]
+    if ranges:
+        name, _, words, size = ranges[0]
+        text += Markup(" Widest safe range among them: {} {} ({}), by a model.").format(name, words, size)
+    return [text]
 
 
 def _as_dict(interval: Interval | None) -> dict[str, Any] | None:

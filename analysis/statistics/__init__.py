@@ -19,13 +19,13 @@ from .seeds import (
     pooled_sd,
     seeds_to_resolve,
 )
-from .slices import Slice, Width, chance_at_ends, near_levels, plateau, slices
+from .slices import Slice, Width, chance_at_ends, near_levels, plateau, share_near, slices
 
 __all__ = [
     "LEVEL", "OPEN_BEYOND", "PERMUTATIONS", "Crossed", "Curve", "Difference", "Evidence", "Interval", "Pair",
     "Points", "Process", "Slice", "Split", "Width", "chance_at_ends", "chance_of_better", "chance_of_first",
     "chance_on_average", "crossed_difference", "difference", "failing_end", "feasibility", "fit", "fit_quality",
     "generator", "holm", "laplace", "mean_over_given", "mean_over_new", "near_levels", "pairs", "plateau",
-    "pooled_sd", "randomisation_test", "rank_correlation", "seeds_to_resolve", "slices", "split", "t_interval",
-    "total_effects", "tuning_curve", "wilson", "worst_shown",
+    "pooled_sd", "randomisation_test", "rank_correlation", "seeds_to_resolve", "share_near", "slices", "split",
+    "t_interval", "total_effects", "tuning_curve", "wilson", "worst_shown",
 ]  # fmt: skip

@@ -10,6 +10,7 @@ from .interval import LEVEL
 
 GRID = 61
 HYPER_DRAWS, DRAWS = 4, 50
+VOLUME = 256
 EDGE = 0.05  # "at the bound": the outer twentieth of the declared scale
 GATES = ((0.30, "width"), (0.45, "width and interval"), (0.90, "interval"))
 UNRESOLVED = "not resolved"
@@ -79,6 +80,28 @@ def plateau(cut: Slice, delta: float) -> Width:
     gate = next((name for limit, name in GATES if relative <= limit), UNRESOLVED)
     left, right = (float(np.median(ends[:, [side, side + 2]])) for side in (0, 1))
     return Width(left, right, width, lo, hi, gate)
+
+
+def share_near(
+    process: Process,
+    winner: np.ndarray,
+    better: int,
+    feasible: Callable[[np.ndarray], np.ndarray],
+    delta: float,
+    rng: np.random.Generator,
+) -> tuple[float, float, float]:
+    """(median, lower, upper limit) of the share of the searched volume that scores within `delta` of the winner."""
+    u = rng.random((VOLUME, len(winner)))
+    for j, choice in enumerate(process.points.choice):
+        if choice:
+            u[:, j] = rng.choice(np.unique(process.points.u[:, j]), VOLUME)
+    possible, everywhere = feasible(u), np.vstack([winner, u])
+    shares = []
+    for member in laplace(process, rng.standard_normal((HYPER_DRAWS, len(winner) + 2))):
+        values = better * member.draws(everywhere, rng.standard_normal((DRAWS, len(everywhere))))
+        shares.append(((values[:, 1:] - values[:, :1] >= -delta) & possible).mean(1))
+    lo, mid, hi = np.quantile(np.concatenate(shares), [(1 - LEVEL) / 2, 0.5, (1 + LEVEL) / 2])
+    return float(mid), float(lo), float(hi)
 
 
 def near_levels(cut: Slice, delta: float) -> np.ndarray:
