@@ -147,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
     status = verb("status", _status, "what is finished, running and best so far")
     status.add_argument("study", metavar="STUDY", type=storage.argument)
     status.add_argument("--json", action="store_true")
-    status.add_argument("--watch", action="store_true", help="again every 2 seconds, until Ctrl-C")
+    status.add_argument("--watch", action="store_true", help="live, until Ctrl-C")
 
     report = verb("report", _report, "write the robustness report: one offline HTML file and its JSON twin")
     report.add_argument(
@@ -203,9 +203,10 @@ def _check(args: argparse.Namespace) -> int:
 
 
 def _features(study: Any, *, quiet: bool = False) -> Any:
-    from mmts_ray import prepare
+    from mmts_ray import loggers, prepare
     from mmts_ray.features import default_cache_dir
 
+    loggers.missing(study.loggers)  # refused before the long part
     return prepare.features(study.encoding, cache_dir=default_cache_dir(), quiet=quiet)
 
 
@@ -305,7 +306,7 @@ def _run_plan(args: argparse.Namespace) -> int:
     study = folder.open_study(args.study)
     plan_file.load(args.plan, study, results.trials_of(args.study))  # refused before anything is encoded
     frozen = _features(study, quiet=args.quiet)
-    shown = progress.Trials(study, quiet=args.quiet)
+    shown = progress.Trials(study, args.study, quiet=args.quiet)
     with shown:
         search.planned(
             study,
@@ -323,7 +324,7 @@ def _run_search(args: argparse.Namespace, study: Any, study_dir: Path, frozen: A
     from mmts_ray import progress, search
     from mmts_ray.features import default_cache_dir
 
-    shown = progress.Trials(study, quiet=args.quiet)
+    shown = progress.Trials(study, study_dir, quiet=args.quiet)
     with shown:
         search.search(study, study_dir, frozen, cache_dir=default_cache_dir(), progress=shown, address=args.address)
     return _closing(args, study_dir)
@@ -335,7 +336,7 @@ def _confirm(args: argparse.Namespace) -> int:
 
     study = folder.open_study(args.study)
     frozen = _features(study, quiet=args.quiet)
-    shown = progress.Trials(study, quiet=args.quiet)
+    shown = progress.Trials(study, args.study, quiet=args.quiet)
     with shown:
         search.confirm(
             study,
@@ -368,17 +369,15 @@ def _closing(args: argparse.Namespace, study_dir: Path) -> int:
 
 
 def _status(args: argparse.Namespace) -> int:
-    import time
-
     from mmts_ray import status
 
-    while True:
-        storage.refresh(args.study)
-        now = status.read(args.study)
-        print(json.dumps(now, indent=2) if args.json else status.text(now), flush=True)
-        if not args.watch:
-            return 0
-        time.sleep(2)
+    if args.watch:
+        status.watch(args.study, as_json=args.json)
+        return 0
+    storage.refresh(args.study)
+    now = status.read(args.study)
+    print(json.dumps(now, indent=2) if args.json else status.text(now))
+    return 0
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from optuna.trial import TrialState
 from mmts_ray.config import TrialConfig
 from mmts_ray.space import Choice, Domain, Float, Int
 from mmts_ray.study import STRATEGIES, StudyConfig, grid
+from mmts_ray.tpe import BoundedTPE
 
 JOURNAL = "optuna.journal"
 
@@ -47,9 +48,11 @@ class Sampler:
             self.study = optuna.create_study(study_name=name, storage=storage, directions=directions)  # type: ignore[arg-type]
             self.study.set_user_attr("objective", dict(study.objective))
         self.grid = grid(study) if study.strategy == "grid" else []
-        self._live: dict[int, optuna.Trial] = {}
+        self._live: dict[int, optuna.Trial] = {}  # asked here and not told
         self.number_of: dict[str, int] = {}
-        for trial in self.study.get_trials(deepcopy=False):
+        trials = self.study.get_trials(deepcopy=False)
+        self._count = len(trials)  # in the journal; to count them there costs more with every trial
+        for trial in trials:
             if "trial" in trial.user_attrs:
                 self.number_of[trial.user_attrs["trial"]] = trial.number
             elif trial.state == TrialState.RUNNING:  # killed between ask and the ledger: it never started
@@ -59,8 +62,10 @@ class Sampler:
         """The next point, for our trial id; `index` counts sampled trials from 0 (a grid walks by it)."""
         if self.grid and not self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
             self.study.enqueue_trial(self.grid[index])  # one that waits already was left by a kill: the same point
-        self.study.sampler = self._sampler(len(self.study.get_trials(deepcopy=False)))
+            self._count += 1
+        self.study.sampler = self._sampler(self._count)
         asked = self.study.ask()
+        self._count = max(self._count, asked.number + 1)
         point: dict[str, Any] = {}
         for entry in self.config.searched:
             if self.config.active(point, entry):
@@ -71,7 +76,7 @@ class Sampler:
         return asked.number, point
 
     def running(self, number: int) -> bool:
-        return self.study.get_trials(deepcopy=False)[number].state == TrialState.RUNNING
+        return number in self._live or self.study.get_trials(deepcopy=False)[number].state == TrialState.RUNNING
 
     def tell(self, number: int, *, status: str, values: list[float] | None, epoch: int = 0) -> None:
         """Report the end of an asked trial. Telling twice is harmless: the first word stands."""
@@ -118,7 +123,8 @@ class Sampler:
                 user_attrs={"trial": trial, **({"status": status} if status != "done" else {})},
             )
         )
-        self.number_of[trial] = len(self.study.get_trials(deepcopy=False)) - 1
+        self.number_of[trial] = self._count
+        self._count += 1
         return True
 
     def _end(
@@ -148,7 +154,9 @@ class Sampler:
             return optuna.samplers.NSGAIISampler(population_size=population, seed=seed)
         if strategy in ("random", "grid"):
             return optuna.samplers.RandomSampler(seed=seed)
-        return optuna.samplers.TPESampler(multivariate=True, group=True, constant_liar=True, seed=seed)
+        # groups are for parameters that only some trials have; without them they cost and change nothing
+        conditional = any(entry.when for entry in self.config.searched)
+        return BoundedTPE(multivariate=True, group=conditional, constant_liar=True, seed=seed)
 
 
 def space_hash(study: StudyConfig) -> str:

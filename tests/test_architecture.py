@@ -35,23 +35,24 @@ OURS: dict[str, set[str]] = {
     "reference": {"config", "space", "study"},
     "prepare": {"data", "features"},
     "train": {"config", "features", "kernels", "space"} | DECLARATIONS,
-    "sampler": {"config", "space", "study"},
+    "sampler": {"config", "space", "study", "tpe"},
+    "tpe": set(),
     "health": {"data", "features", "groups"},
     "folder": {"", "storage", "config", "features", "health", "results", "space", "space_file", "study"},
     "storage": {"features", "results"},
     "status": {"results", "storage"},
     "loggers": {"results"},
-    "progress": {"plan", "study"},
+    "progress": {"plan", "results", "status", "study"},
     "trial": {"config", "results", "storage", "train"},
     "plan": {"config", "results", "space", "study"},
     "plan_file": {"config", "plan", "results", "space", "study"},
-    "search": {"features", "plan", "plan_file", "results", "sampler", "storage", "study", "trial"},
+    "search": {"features", "loggers", "plan", "plan_file", "results", "sampler", "storage", "study", "trial"},
     "spot": set(),
     "submit": {"storage", "study"},
 }
 RAY = {"trial", "search", "submit", "spot"}
 RAY_ON_IMPORT = {"trial", "search"}
-OPTUNA = {"sampler"}
+OPTUNA = {"sampler", "tpe"}
 HEAVY = {
     "torch",
     "ray",

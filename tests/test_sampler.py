@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+import numpy as np
 import optuna
 import pytest
-from optuna.trial import TrialState
+from optuna.distributions import FloatDistribution
+from optuna.trial import TrialState, create_trial
 
-from mmts_ray import space_file
+from mmts_ray import space_file, tpe
 from mmts_ray.config import from_flat
 from mmts_ray.sampler import JOURNAL, Sampler
 
@@ -164,3 +166,50 @@ def test_a_grid_is_walked_once_also_over_a_kill(tmp_path):
     sampler.study.enqueue_trial(sampler.grid[2])  # killed between enqueueing and asking
     points += life(Sampler(study, tmp_path), 2, 4)
     assert sorted(map(str, points)) == sorted(map(str, sampler.grid))
+
+
+def proposals(sampler_of, count):
+    """Of a study in memory with two parameters and its peak at x = 0.3, y = 0.01."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    study, points = optuna.create_study(direction="maximize"), []
+    for number in range(count):
+        study.sampler = sampler_of(number)
+        trial = study.ask()
+        x, y = trial.suggest_float("x", 0, 1), trial.suggest_float("y", 1e-4, 1, log=True)
+        points.append((x, y))
+        study.tell(trial, -((x - 0.3) ** 2) - (y - 0.01) ** 2)
+    return points
+
+
+def test_a_short_study_gets_exactly_the_proposals_of_stock_tpe():
+    options = {"multivariate": True, "constant_liar": True}
+    ours = proposals(lambda n: tpe.BoundedTPE(seed=n, **options), 60)
+    stock = proposals(lambda n: optuna.samplers.TPESampler(seed=n, group=True, **options), 60)
+    assert ours == stock
+
+
+def test_what_tpe_sees_of_a_long_study_is_bounded_and_holds_the_best_the_newest_and_what_runs():
+    def made(number, state, values=None):
+        trial = create_trial(
+            state=state, params={"x": 0.5}, distributions={"x": FloatDistribution(0, 1)}, values=values
+        )
+        trial.number = number
+        return trial
+
+    rng = np.random.default_rng(0)
+    trials = [made(n, TrialState.COMPLETE, [float(v)]) for n, v in enumerate(rng.permutation(2 * tpe.MEMORY))]
+    trials += [made(len(trials) + i, TrialState.PRUNED) for i in range(5)]
+    running = [made(len(trials) + i, TrialState.RUNNING) for i in range(7)]
+    for largest in (True, False):
+        seen = tpe.remembered([*trials, *running], [largest])
+        assert len(seen) == tpe.MEMORY + len(running)
+        assert [t.number for t in seen] == sorted(t.number for t in seen)
+        values = sorted((t.values[0] for t in trials if t.values), reverse=largest)
+        assert set(values[: tpe.BEST]) <= {t.values[0] for t in seen if t.values}
+        assert {t.number for t in [*trials[-100:], *running]} <= {t.number for t in seen}
+    short = trials[: tpe.MEMORY - 1]
+    assert tpe.remembered(short, [True]) == short
+    both = [made(n, TrialState.COMPLETE, [float(n), -float(n)]) for n in range(2 * tpe.MEMORY)]
+    assert {0, 2 * tpe.MEMORY - 1} <= {t.number for t in tpe.remembered(both, [True, True])}, (
+        "the ends of the trade-off"
+    )

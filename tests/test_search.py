@@ -42,11 +42,19 @@ class Heard:
     """Progress that remembers."""
 
     def __init__(self):
-        self.begun = []
-        self.ended = []
+        self.begun, self.ended, self.waited, self.used, self.said = [], [], [], [], []
 
     def begin(self, *, planned, finished):
         self.begun.append((planned, finished))
+
+    def waiting(self, reason):
+        self.waited.append(reason)
+
+    def resources(self, used, total):
+        self.used.append((used, total))
+
+    def event(self, text):
+        self.said.append(text)
 
     def trial_ended(self, planned, *, status, metrics, seconds):
         self.ended.append((planned.trial, status, metrics, seconds))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mmts_ray import plan_file, results
 from mmts_ray.features import Frozen
+from mmts_ray.loggers import Loggers
 from mmts_ray.plan import (
     Planned,
     Rows,
@@ -36,7 +37,7 @@ def search(
 ) -> None:
     """Run the study to its number of trials: unfinished ones first, then missing baselines and controls, then points
     that the strategy proposes."""
-    with lease(study_dir):
+    with lease(study_dir), Loggers(study.loggers, study_dir, study=study.study, said=progress.event):
         trials, steps, _ = results.fold(results.records(study_dir))
         known = {row["trial"]: row for row in trials}
         groups = grouped(study, known)
@@ -83,7 +84,7 @@ def confirm(
     address: str,
 ) -> None:
     """Rerun the baselines and the best `top` configurations on fresh seeds, each seed shared by all of them."""
-    with lease(study_dir):
+    with lease(study_dir), Loggers(study.loggers, study_dir, study=study.study, said=progress.event):
         known = results.trials_of(study_dir)
         fresh = confirmations(study, known, top=top, seeds=seeds)
         _run_certain(study, study_dir, frozen, known, fresh, ("confirm",), cache_dir, progress, address)
@@ -100,7 +101,7 @@ def planned(
     address: str,
 ) -> None:
     """Run what a plan file lists and the ledger does not hold, and what an interrupted plan left."""
-    with lease(study_dir):
+    with lease(study_dir), Loggers(study.loggers, study_dir, study=study.study, said=progress.event):
         known = results.trials_of(study_dir)
         fresh = plan_file.load(path, study, known)
         kinds = tuple(plan_file.LETTERS)

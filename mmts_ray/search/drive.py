@@ -22,6 +22,7 @@ from ray.tune.schedulers import TrialScheduler
 from mmts_ray import storage
 from mmts_ray.features import Frozen
 from mmts_ray.search.proposals import Proposals
+from mmts_ray.search.usage import Usage
 from mmts_ray.study import StudyConfig
 from mmts_ray.trial.actor import TrialActor
 
@@ -81,6 +82,7 @@ def drive(
                 # a dead process: once more from the trial's own checkpoint; errors inside a trial are not retried
                 failure_config=tune.FailureConfig(max_failures=1),
                 log_to_file=False,
+                callbacks=[Usage(proposals.progress)],
             ),
         )
         tuner.fit()

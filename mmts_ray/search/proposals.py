@@ -26,9 +26,16 @@ KEEP_BEST = 5  # searched configurations whose weights are kept
 
 
 class Progress(Protocol):
-    """What a driver tells its user; `cli` has the implementation."""
+    """What a driver tells its user; `progress.Trials` is the implementation.
+
+    `waiting` gives the reason why trials that could run do not ("" when none waits any more), `resources` what of the
+    cluster is in use and what there is, `event` one line that the user should know and that ends nothing.
+    """
 
     def begin(self, *, planned: int, finished: int) -> None: ...
+    def waiting(self, reason: str) -> None: ...
+    def resources(self, used: dict[str, float], total: dict[str, float]) -> None: ...
+    def event(self, text: str) -> None: ...
     def trial_ended(self, planned: Planned, *, status: str, metrics: dict[str, float], seconds: float) -> None: ...
 
 
