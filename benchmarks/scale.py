@@ -155,9 +155,8 @@ def main() -> None:
         size = bytes_of_a_trial(study_dir, len(cpu))
         rows = long_ledger(study_dir, Path(temporary) / "long", rows=args.rows)
         status_cpu, status_wall = status_seconds(Path(temporary) / "long")
-    print(
-        f"{len(cpu)} trials, {args.strategy}, {args.cpus} pretended CPUs on {os.cpu_count()}, {args.concurrent} at a time: {wall:.0f} s"
-    )
+    cores = f"{args.cpus} pretended CPUs on {os.cpu_count()}"
+    print(f"{len(cpu)} trials, {args.strategy}, {cores}, {args.concurrent} at a time: {wall:.0f} s")
     print(f"load at the end {os.getloadavg()[0]:.1f}\n\ntrials ended   driver's CPU a trial, ms")
     for ended, milliseconds in table:
         print(f"{ended:12d}   {milliseconds:.1f}")
