@@ -2,7 +2,7 @@
 
     python tests/rates.py importance --sampler tpe --n 100 --sweeps 100
     python tests/rates.py plateau --sampler random --n 200 --rings 5 --sweeps 100
-    python tests/rates.py bounds | interactions
+    python tests/rates.py bounds | interactions | variance
 
 Sweep r of a run uses seed `--first` + r; the pipeline is the product's: `confirm` reruns the best three and the default
 on five fresh seeds, the best fresh mean wins, rings are +-10 % and +-25 % of the range around the winner.
@@ -122,7 +122,28 @@ def interactions(truth, sampler, n, seed):
     return [{"seed": seed, "found": (0, 2) in chosen, "false": bool(chosen - {(0, 2)})}]
 
 
+def variance(rows, seeds, correlation, sweep, between=0.012, sd=0.012):
+    """One row: do the share of the configuration and the seeds' sd cover, with seeds taken as shared and as own?"""
+    rng = np.random.default_rng([sweep, rows, seeds, round(100 * correlation)])
+    sds = sd * np.linspace(0.65, 1.35, rows)
+    true_sd = np.sqrt((sds**2).mean())
+    share = between**2 / (between**2 + true_sd**2)
+    noise = np.sqrt(correlation) * rng.standard_normal(seeds)
+    noise = noise + np.sqrt(1 - correlation) * rng.standard_normal((rows, seeds))
+    y = between * rng.standard_normal((rows, 1)) + sds[:, None] * noise
+    found = {}
+    for name, shared in (("two-way", True), ("one-way", False)):
+        f = st.split(y, shared)
+        found |= {
+            f"{name} share": f.share.lo <= share <= f.share.hi,
+            f"{name} sd": f.seed_sd.lo <= true_sd <= f.seed_sd.hi,
+        }
+    return [{"rows": rows, "seeds": seeds, "correlation": correlation, **found}]
+
+
 def summary(name, frame):
+    if name == "variance":
+        return frame.groupby(["rows", "seeds", "correlation"]).mean().round(3)
     if name == "importance":
         return frame.groupby("parameter", sort=False).agg(
             main=("p_main", lambda p: (p <= 0.05).mean()), both=("p", lambda p: (p <= 0.05).mean()),
@@ -143,7 +164,7 @@ def summary(name, frame):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("importance", "plateau", "bounds", "interactions"))
+    parser.add_argument("what", choices=("importance", "plateau", "bounds", "interactions", "variance"))
     parser.add_argument("--sampler", choices=("random", "tpe"), default="random")
     parser.add_argument("--n", type=int, default=100)
     parser.add_argument("--sweeps", type=int, default=50)
@@ -158,7 +179,11 @@ if __name__ == "__main__":
     extra = {"rings": given.rings, "delta": given.delta, "smooth": given.smooth} if given.what == "plateau" else {}
     began, rows = time.process_time(), []
     for r in range(given.sweeps):
-        rows += globals()[given.what](truth, given.sampler, given.n, given.first + r, **extra)
+        if given.what == "variance":
+            for block in ((5, 3), (10, 5), (20, 5)):
+                rows += [row for rho in (0.0, 0.5) for row in variance(*block, rho, given.first + r)]
+        else:
+            rows += globals()[given.what](truth, given.sampler, given.n, given.first + r, **extra)
     print(vars(given))
     print(summary(given.what, pd.DataFrame(rows)))
     print(f"{(time.process_time() - began) / given.sweeps:.2f} CPU s a sweep")

@@ -421,6 +421,25 @@ def test_trials_that_a_sampler_chose_never_enter_the_budget_curve(tmp_path):
     assert any("chosen by earlier scores are left out" in plain(s) for s in found.sentences)
 
 
+def test_the_seeds_of_a_configuration_are_one_trial_of_a_budget_and_one_point_of_a_rung(tmp_path):
+    maker, rng = Maker("s"), np.random.default_rng(3)
+    for number in range(24):
+        params = native(rng.random(6) * 0.8)
+        for seed in range(3):
+            lost = number == 5 and seed == 2
+            end = {"status": "infeasible", "error": "nan"} if lost else {}
+            score = float(0.3 + 0.01 * number + 0.003 * seed)
+            early = {1: {VAL: score - 0.1}}
+            name = f"t{number:04d}" + (f"-{seed}" if seed else "")
+            maker.run(name, "search", params, {} if lost else {VAL: score}, seed=seed, epochs=9, early=early, **end)
+    study = tables.load(write_study(tmp_path / "s", maker.rows, meta_of("s", baselines=[])))
+    found = budget.budget(study)
+    assert (found.numbers["trials"], found.numbers["lost"]) == ({"random": 24}, 1)
+    assert found.frames["curves"]["median"].max() == pytest.approx(0.3 + 0.01 * 23 + 0.003)
+    assert fidelity.fidelity(study).numbers["controls"] == 24
+    assert len(model_of(study).frame) == 24
+
+
 # variance
 
 

@@ -91,7 +91,18 @@ def random_part(study: Study) -> pd.DataFrame:
     drawn = study.trials["kind"] == "control"
     if str(study.meta.get("strategy") or "").startswith("random"):
         drawn |= study.trials["kind"] == "search"
-    return study.trials[drawn]
+    return _by_configuration(study.trials[drawn])
+
+
+def _by_configuration(trials: pd.DataFrame) -> pd.DataFrame:
+    """One row per configuration: the seeds of a group are one trial, lost when one of them is, scored by their mean."""
+    rows = []
+    for _, group in trials.groupby(trials["config_hash"].fillna(trials["trial"]), sort=False):
+        states = set(group["state"])
+        state = next((s for s in ("running", "waiting", "stopped", "failed", "infeasible") if s in states), "done")
+        score = group["score"].mean() if state == "done" else math.nan
+        rows.append({**group.iloc[0], "state": state, "score": score, "device_seconds": group["device_seconds"].sum()})
+    return pd.DataFrame(rows, columns=trials.columns)
 
 
 def _parts(study: Study, ended: pd.DataFrame) -> dict[str, pd.DataFrame]:

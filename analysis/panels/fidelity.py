@@ -116,7 +116,10 @@ def controls(study: Study, epochs: list[int]) -> pd.DataFrame:
         at = steps[(steps["epoch"] == epoch) & steps["trial"].isin(table_["trial"])] if known else pd.DataFrame()
         values = at.sort_values("step").groupby("trial")[column].last() if len(at) else pd.Series(dtype=float)
         table_[epoch] = pd.to_numeric(table_["trial"].map(values), errors="coerce").astype(float)
-    return table_.dropna().reset_index(drop=True)
+    # the seeds of one configuration are one point
+    key = ended["config_hash"].fillna(ended["trial"]).to_numpy()
+    mean = table_.groupby(key, sort=False).agg({"trial": "first", "final": "mean", **{e: "mean" for e in epochs}})
+    return mean.dropna().reset_index(drop=True)
 
 
 def _lacking(study: Study, rungs: list[int], scores: pd.DataFrame) -> Refusal | None:
