@@ -104,8 +104,9 @@ def resolved(study: StudyConfig) -> dict[str, Any]:
             "epochs_at_most": runs * epochs,
         },
         "resources_per_trial": {
-            "cpus": study.resources.cpus,
-            "gpus": study.resources.gpus,
+            "workers": study.resources.workers,
+            "cpus_per_worker": study.resources.cpus_per_worker,
+            "gpus_per_worker": study.resources.gpus_per_worker,
             "concurrent": study.resources.concurrent or "as many as fit",
         },
     }
@@ -148,7 +149,7 @@ def describe(resolved: dict[str, Any]) -> str:
         f"{cost['confirm_trials']} confirming trials, at most {cost['epochs_at_most']} epochs"
     )
     need = resolved["resources_per_trial"]
-    lines.append(
-        f"resources   {need['cpus']} CPU, {need['gpus']:g} GPU per trial; trials at once: {need['concurrent']}"
-    )
+    of_one = f"{need['cpus_per_worker']:g} CPU, {need['gpus_per_worker']:g} GPU"
+    each = f"{need['workers']} workers x ({of_one})" if need["workers"] > 1 else of_one
+    lines.append(f"resources   {each} per trial; trials at once: {need['concurrent']}")
     return "\n".join(lines)

@@ -52,12 +52,26 @@ def python_version() -> tuple[int, ...]:
 
 
 @cache
-def bundles() -> list[dict[str, float]]:
-    """What one trial of each search space in the repository takes from one machine."""
+def bundles() -> list[tuple[int, dict[str, float]]]:
+    """The workers of a trial of each search space in the repository, and what each takes from one machine."""
     from mmts_ray import space_file
 
     studies = [space_file.load(path) for path in sorted((ROOT / "search_spaces").glob("*.yaml"))]
-    return [{"CPU": s.resources.cpus_per_worker, "GPU": s.resources.gpus_per_worker} for s in studies]
+    needs = [s.resources for s in studies]
+    return [(n.workers, {"CPU": n.cpus_per_worker, "GPU": n.gpus_per_worker}) for n in needs]
+
+
+def trial_problems(nodes: list[tuple[int, dict[str, float]]], what: str, slots: float) -> list[str]:
+    """Search spaces whose trials can never start on so many nodes of each kind."""
+    out = []
+    for workers, bundle in bundles():
+        need = {key: amount for key, amount in bundle.items() if amount}
+        room = sum(count * min(int(has.get(k, 0) / v + 1e-9) for k, v in need.items()) for count, has in nodes)
+        if room < workers:
+            out.append(f"no {what} holds a trial of {workers} x {bundle}")
+        if workers > 1 and slots < 1:
+            out.append(f"head: a trial of {workers} workers needs a trial_slot")
+    return out
 
 
 def strings(value: Any) -> list[str]:
@@ -195,10 +209,8 @@ def node_type_problems(cfg: dict[str, Any]) -> list[str]:
             out.append(f"{name}: {machine} has (CPU, GPU) {MACHINES[machine]}, the file says {stated}")
         elif machine not in MACHINES:
             out.append(f"{name}: {machine} is not in the table of machines")
-    for bundle in bundles():
-        if not any(all(n["resources"].get(k, 0) >= v for k, v in bundle.items()) for n in workers.values()):
-            out.append(f"no node type holds a trial of {bundle}")
-    return out
+    kinds = [(node.get("max_workers", cfg["max_workers"]), node["resources"]) for node in workers.values()]
+    return out + trial_problems(kinds, "node type", slots)
 
 
 def command_problems(cfg: dict[str, Any]) -> list[str]:
@@ -493,7 +505,5 @@ def _view_problems(job: dict[str, Any]) -> list[str]:
     most = sum(node["resources"].get("GPU", 0) * node["max_workers"] for node in view.values())
     if head.get("trial_slot", 0) < max(most, 1):
         out.append(f"head: trial_slot {head.get('trial_slot', 0)} is below the {most} trials that fit")
-    for bundle in bundles():
-        if not any(all(n["resources"].get(k, 0) >= v for k, v in bundle.items()) for n in view.values()):
-            out.append(f"no worker group holds a trial of {bundle}")
-    return out
+    kinds = [(node["max_workers"], node["resources"]) for node in view.values()]
+    return out + trial_problems(kinds, "worker group", head.get("trial_slot", 0))

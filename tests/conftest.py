@@ -15,6 +15,7 @@ def local_ray(tmp_path_factory):
     ray.init(
         address="local",
         num_cpus=2,
+        resources={"trial_slot": 8},
         include_dashboard=False,
         log_to_driver=False,
         logging_level="ERROR",

@@ -31,7 +31,7 @@ OURS: dict[str, set[str]] = {
     "gradcache": {"losses"},
     "config": {"space"} | DECLARATIONS,
     "study": {"config", "space"},
-    "space_file": {"config", "loggers", "metrics", "results", "space", "space_file", "study"},
+    "space_file": {"config", "loggers", "losses", "metrics", "results", "space", "space_file", "study"},
     "reference": {"config", "space", "study"},
     "prepare": {"data", "features"},
     "train": {"config", "features", "kernels", "space"} | DECLARATIONS,

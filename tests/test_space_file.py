@@ -229,3 +229,27 @@ def test_a_missing_file_and_a_binary_file_are_refused(tmp_path):
     (tmp_path / "latin.yaml").write_bytes(b"study: caf\xe9\n")
     with pytest.raises(ValueError, match="not UTF-8"):
         space_file.load(tmp_path / "latin.yaml")
+
+
+def test_a_loss_that_cannot_share_a_batch_is_refused_for_several_workers(tmp_path, monkeypatch):
+    from mmts_ray.losses import LOSSES, SCHEDULED
+
+    def alone(image_BD, text_BD, *, temperature):
+        """A loss that does not know of other workers."""
+
+    monkeypatch.setitem(LOSSES, "alone", alone)
+    monkeypatch.setitem(SCHEDULED, "alone", "temperature")
+    content = {"fixed": {"loss.name": "alone"}, "resources": {"workers": 2}}
+    with pytest.raises(ValueError, match="alone cannot share a batch, and resources"):
+        space_file.parse(content)
+    assert space_file.parse({**content, "resources": {}}).resources.workers == 1
+    for name in set(LOSSES) - {"alone"}:
+        space_file.parse({**content, "fixed": {"loss.name": name}})
+
+
+def test_check_says_what_each_worker_of_a_trial_takes():
+    from mmts_ray import reference
+
+    study = space_file.parse({"resources": {"workers": 2, "cpus_per_worker": 4, "gpus_per_worker": 0.5}})
+    assert "2 workers x (4 CPU, 0.5 GPU) per trial" in reference.describe(reference.resolved(study))
+    assert "1 CPU, 0 GPU per trial" in reference.describe(reference.resolved(space_file.parse({})))

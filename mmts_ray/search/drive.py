@@ -6,6 +6,7 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 # Tune's own loggers and snapshots cost more than a short trial, and nothing of ours reads them
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
@@ -26,6 +27,9 @@ from mmts_ray.search.usage import Usage
 from mmts_ray.study import StudyConfig
 from mmts_ray.trial.actor import TrialActor
 
+SLOT = "trial_slot"  # the custom resource that the driver of a trial of several workers holds instead of CPUs
+LOCAL_SLOTS = 1000  # a machine of one's own: its CPUs and GPUs decide how many trials run at once
+
 
 def drive(
     study: StudyConfig,
@@ -42,7 +46,8 @@ def drive(
         return
     own_ray = not ray.is_initialized()
     if own_ray:
-        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        local: dict[str, Any] = {"resources": {SLOT: LOCAL_SLOTS}} if address == "local" else {}
+        ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **local)
     try:
         resources = study.resources
         total = ray.cluster_resources()
@@ -55,8 +60,16 @@ def drive(
         fitting = int(total["CPU"] // resources.cpus)
         if resources.gpus:
             fitting = min(fitting, int(total["GPU"] / resources.gpus))
+        if resources.workers > 1:
+            if not total.get(SLOT):
+                raise ValueError(
+                    f"resources.workers: {resources.workers} workers are led by a driver that holds a {SLOT}, and the "
+                    f"cluster has none; start its head with --resources='{{\"{SLOT}\": 64}}'"
+                )
+            fitting = min(fitting, int(total[SLOT]))
         concurrent = min(fitting, resources.concurrent or fitting)
         options = {
+            "workers": resources.workers,
             "cpus": resources.cpus,
             "gpus": resources.gpus,
             "cache_dir": str(cache_dir),
@@ -65,9 +78,18 @@ def drive(
         }
         # plain arrays, not memory maps: the object store then shares them between actors without a copy
         frozen = replace(frozen, image_NI=np.asarray(frozen.image_NI), text_UT=np.asarray(frozen.text_UT))
-        actor = tune.with_parameters(TrialActor, frozen=frozen, study_dir=str(study_dir.absolute()), options=options)
+        given = {"study_dir": str(study_dir.absolute()), "options": options}
+        if resources.workers > 1:
+            from mmts_ray.trial.workers import WorkersActor  # which loads torch
+
+            # in a list, a reference stays one: the driver needs no copy of what its workers read
+            actor = tune.with_parameters(WorkersActor, frozen=[ray.put(frozen)], **given)
+            holds = {SLOT: 1.0}
+        else:
+            actor = tune.with_parameters(TrialActor, frozen=frozen, **given)
+            holds = {"CPU": resources.cpus, "GPU": resources.gpus}
         tuner = tune.Tuner(
-            tune.with_resources(actor, {"CPU": resources.cpus, "GPU": resources.gpus}),
+            tune.with_resources(actor, holds),
             tune_config=tune.TuneConfig(
                 search_alg=proposals,
                 scheduler=scheduler,

@@ -14,11 +14,13 @@ search:
 baseline:                           # named points, run first; the first is the default that others must beat
   - {name: fixed temperature, schedule.name: constant, schedule.value: 0.05}
 confirm: {top: 3, seeds: 5}         # fresh-seed reruns
-resources: {workers: 1, cpus_per_worker: 1, gpus_per_worker: 0, concurrent: null}
+resources: {workers: 1, cpus_per_worker: 1, gpus_per_worker: 0, concurrent: null}   # workers: of one trial, whose
+                                    # global batch they share; the numbers are those of one worker
 checkpoint_seconds: 30              # a killed trial loses at most this much work (0: what follows an evaluation)
 loggers: [tensorboard]              # also mlflow, wandb: see `loggers`
 """
 
+import inspect
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,6 +29,7 @@ from typing import Any
 
 from mmts_ray.config import ENCODING, SECTIONS, SEED, legal, with_shifts
 from mmts_ray.loggers import LOGGERS
+from mmts_ray.losses import LOSSES
 from mmts_ray.metrics import METRICS
 from mmts_ray.results import FRESH_SEEDS
 from mmts_ray.space import Float, Int, Text, did_you_mean, parse_at
@@ -161,7 +164,13 @@ def flatten(where: str, tree: Any) -> dict[str, Any]:
 def _check_study(study: StudyConfig) -> None:
     for point in study.name_points():  # a fixed value that is illegal, or functions that do not go together
         try:
-            study.trial_config(point)
+            config = study.trial_config(point)
+            shared = [name for name, loss in LOSSES.items() if "group" in inspect.signature(loss).parameters]
+            if study.resources.workers > 1 and config.name("loss") not in shared:
+                raise ValueError(
+                    f"loss.name: {config.name('loss')} cannot share a batch, and resources.workers is "
+                    f"{study.resources.workers}; legal are {', '.join(shared)}, or 1 worker"
+                )
         except ValueError as problem:
             where, _, rest = str(problem).partition(": ")
             chosen = ", ".join(f"{k}={v}" for k, v in point.items() if k.endswith(".name"))

@@ -7,8 +7,7 @@ from typing import Any
 from ray import tune
 
 from mmts_ray import results, storage
-from mmts_ray.trial.group import GroupRun, caught_up
-from mmts_ray.trial.run import TrialRun, checkpoint_dir
+from mmts_ray.trial.group import group_run
 
 
 class TrialActor(tune.Trainable):
@@ -42,18 +41,14 @@ class TrialActor(tune.Trainable):
 
             torch.cuda.empty_cache()
 
-        def trial(task: dict[str, Any]) -> TrialRun:
-            return TrialRun(task, self.data, ledger=self.ledger, study_dir=self.study_dir, options=self.options)
-
-        members = [checkpoint_dir(self.study_dir, trial) for _, trial in config["members"]]
-        storage.catch_up(self.study_dir, members)
-        self.run = GroupRun(caught_up(config, self.study_dir), trial)
+        self.run = group_run(config, self.data, ledger=self.ledger, study_dir=self.study_dir, options=self.options)
 
     def step(self) -> dict[str, Any]:
         return self.run.step()
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Nothing: checkpoints are the trial's own (see `run`)."""
+        """The trial writes its own checkpoint (see `run`); Tune's holds nothing."""
+        self.run.save()
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Nothing: the trial continues from its own checkpoint."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mmts_ray import results
+from mmts_ray import results, storage
 from mmts_ray.config import SEED
 from mmts_ray.trial.run import TrialRun, checkpoint_dir
 
@@ -53,6 +53,19 @@ class GroupRun:
                 return self._answer("running", reached, self.reported)
         return self._finish()
 
+    def fail(self, problem: Exception) -> dict[str, Any]:
+        """End what has not ended for what one of the seeds raised in another process."""
+        for seed in list(self.runs):
+            self.last[seed] = self.runs.pop(seed).fail(problem)
+            self.ended[seed] = self.last[seed]["status"]
+        return self._finish()
+
+    def save(self) -> dict[str, Any]:
+        """Write a checkpoint of every seed's last evaluation."""
+        for run in self.runs.values():
+            run.save()
+        return {}
+
     def _next(self, seed: int) -> int | None:
         """The first epoch that this seed has reached and the scheduler has not seen."""
         return min((epoch for epoch in self.metrics[seed] if epoch > self.reported), default=None)
@@ -93,6 +106,24 @@ class GroupRun:
             "members": list(self.last.values()),
             **results.mean(metrics),
         }
+
+
+def group_run(
+    task: dict[str, Any],
+    data: Any,
+    *,
+    ledger: results.Ledger,
+    study_dir: str | Path,
+    options: dict[str, Any],
+    workers: Any = None,
+) -> GroupRun:
+    """The group of a task, from its start or from where the ledger and its checkpoints say that it stopped."""
+
+    def begin(task: dict[str, Any]) -> TrialRun:
+        return TrialRun(task, data, ledger=ledger, study_dir=study_dir, options=options, workers=workers)
+
+    storage.catch_up(study_dir, [checkpoint_dir(study_dir, trial) for _, trial in task["members"]])
+    return GroupRun(caught_up(task, Path(study_dir)), begin)
 
 
 def caught_up(task: dict[str, Any], study_dir: Path) -> dict[str, Any]:

@@ -27,7 +27,8 @@ class TrialRun:
     """One trial from its start or its checkpoint to its end; `data` is a `train.TrainData`.
 
     `task` holds plain values: `trial` (its id), `kind`, `flat` (its configuration), `report` (a scheduler wants to see
-    every evaluation). `options` holds `gpus` (devices of the trial) and `checkpoint_seconds`.
+    every evaluation). `options` holds `gpus` (devices of the trial) and `checkpoint_seconds`. With a process group of
+    `workers` this is one of several, of which the first alone writes, and what is raised in it is passed on.
     """
 
     def __init__(
@@ -38,9 +39,11 @@ class TrialRun:
         ledger: results.Ledger,
         study_dir: str | Path,
         options: dict[str, Any],
+        workers: Any = None,
     ) -> None:
         self.trial, self.kind, self.flat, self.report = task["trial"], task["kind"], task["flat"], task["report"]
-        self.data, self.ledger, self.options = data, ledger, options
+        self.data, self.ledger, self.options, self.workers = data, ledger, options, workers
+        self.writes = workers is None or workers.rank() == 0
         self.study_dir, self.folder = study_dir, checkpoint_dir(study_dir, self.trial)
         self.rows: Iterator[Any] | None = None
         self.last_row: Any = None
@@ -62,8 +65,6 @@ class TrialRun:
         self._end("stopped", error=reason)
 
     def _advance(self) -> dict[str, Any]:
-        import torch
-
         try:
             if self.rows is None:
                 self.rows = self._start()
@@ -74,7 +75,7 @@ class TrialRun:
                 self._record(row)
                 if row.epoch >= self.epochs:
                     self._keep_weights(row)
-                    if row.ranks is not None:
+                    if row.ranks is not None and self.writes:
                         results.write_ranks(self.study_dir, self.trial, row.ranks())
                         storage.keep(self.study_dir, Path(self.study_dir) / "ranks" / f"{self.trial}.parquet")
                     return self._end("done")
@@ -83,12 +84,25 @@ class TrialRun:
                 if self.report:
                     return self._result(row)
             return self._end("done")
-        except (MemoryError, torch.cuda.OutOfMemoryError) as problem:
-            return self._end(
-                "infeasible", error=f"out of memory: {str(problem).splitlines()[0] if str(problem) else ''}"
-            )
         except Exception as problem:
-            return self._end("failed", error=f"{type(problem).__name__}: {problem}")
+            if self.workers is not None:  # the other workers wait for this one: who leads them all ends the trial
+                raise
+            return self.fail(problem)
+
+    def fail(self, problem: Exception) -> dict[str, Any]:
+        """End the trial for what was raised in it."""
+        import torch
+
+        if isinstance(problem, (MemoryError, torch.cuda.OutOfMemoryError)):
+            told = str(problem).splitlines()
+            return self._end("infeasible", error=f"out of memory: {told[0] if told else ''}")
+        return self._end("failed", error=f"{type(problem).__name__}: {problem}")
+
+    def save(self) -> dict[str, Any]:
+        """Write a checkpoint of the last row, from which a paused trial continues, here or elsewhere."""
+        if self.last_row is not None and self.rows is not None:
+            self._checkpoint(self.last_row.state)
+        return {}
 
     def _start(self) -> Iterator[Any]:
         from mmts_ray.train import train
@@ -97,7 +111,7 @@ class TrialRun:
         self.epochs = config.kwargs("train")["epochs"]
         state = self._load_checkpoint()
         self._sign_of_life(*((state["step"], state["epoch"]) if state else (0, 0)))
-        return train(config, self.data, state, test=self.kind in results.FRESH, pulse=self._pulse)
+        return train(config, self.data, state, test=self.kind in results.FRESH, pulse=self._pulse, group=self.workers)
 
     def _pulse(self, step: int, epoch: int, state: Callable[[], dict[str, Any]]) -> None:
         """Between evaluations, which can lie far apart: a checkpoint when it is due, or a sign of life."""
@@ -115,12 +129,16 @@ class TrialRun:
             "device_seconds": round(seconds * max(1.0, self.options["gpus"]), 4),
         }
 
+    def _append(self, record: dict[str, Any]) -> None:
+        if self.writes:
+            self.ledger.append(record)
+
     def _sign_of_life(self, step: int, epoch: int) -> None:
         self.alive = time.monotonic()
-        self.ledger.append({"trial": self.trial, "step": step, "epoch": epoch, **self._seconds(), "status": "running"})
+        self._append({"trial": self.trial, "step": step, "epoch": epoch, **self._seconds(), "status": "running"})
 
     def _record(self, row: Any) -> None:
-        self.ledger.append(
+        self._append(
             {
                 "trial": self.trial,
                 "step": row.step,
@@ -136,7 +154,7 @@ class TrialRun:
     def _end(self, status: str, *, error: str | None = None) -> dict[str, Any]:
         row = self.last_row
         metrics = row.metrics if row is not None and status in ("done", "stopped") else {}
-        self.ledger.append(
+        self._append(
             {
                 "trial": self.trial,
                 "step": row.step if row else 0,
@@ -148,9 +166,10 @@ class TrialRun:
                 **{f"metric.{k}": v for k, v in metrics.items()},
             }
         )
-        (self.folder / LAST).unlink(missing_ok=True)
-        storage.drop(self.study_dir, self.folder / LAST)
-        storage.settle(self.study_dir)  # an end that others are told of is not lost with this machine
+        if self.writes:
+            (self.folder / LAST).unlink(missing_ok=True)
+            storage.drop(self.study_dir, self.folder / LAST)
+            storage.settle(self.study_dir)  # an end that others are told of is not lost with this machine
         self.rows = None
         return {**self._where(row), "status": status, "error": error or "", "done": True, "metrics": metrics}
 
@@ -164,6 +183,8 @@ class TrialRun:
     def _checkpoint(self, state: Callable[[], dict[str, Any]]) -> None:
         import torch
 
+        if not self.writes:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self.folder / f".{LAST}.{os.getpid()}"
         torch.save({"seconds": self._seconds()["seconds"], "train": state()}, temporary)
@@ -186,6 +207,8 @@ class TrialRun:
         """The trained heads as safetensors; the driver keeps those of the best trials and of confirmed ones."""
         from safetensors.torch import save_file
 
+        if not self.writes:
+            return
         self.folder.mkdir(parents=True, exist_ok=True)
         state = row.state()
         tensors = {k: v.contiguous().cpu() for k, v in {**state["model"], **state["learned"]}.items()}
