@@ -72,9 +72,9 @@ def test_one_worker_gives_the_same_numbers_through_train_and_through_the_warm_ac
     warm = group_run(task, TrainData(frozen()), ledger=ledger, study_dir=tmp_path / "warm", options=options)
     for mine in through_train:
         theirs = warm.step()
-        clock = ("seconds", "members")
-        assert {k: v for k, v in mine.items() if k not in clock} == pytest.approx(
-            {k: v for k, v in theirs.items() if k not in clock}, rel=1e-6, abs=1e-6
-        )
+        assert (mine["status"], mine["done"], mine["epoch"]) == (theirs["status"], theirs["done"], theirs["epoch"])
+        scores = [{k: v for k, v in answer.items() if k.startswith(("val_", "train_"))} for answer in (mine, theirs)]
+        assert len(scores[0]) > 20
+        assert scores[0] == pytest.approx(scores[1], rel=1e-6, abs=1e-6)
     assert theirs["status"] == "done"
     ledger.close()
