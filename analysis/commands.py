@@ -20,6 +20,11 @@ def extend(study: Study) -> str:
     )
 
 
+def widen(study: Study) -> str:
+    """Trials of another space."""
+    return f"mmts-ray extend {shlex.quote(study.folder)} --space WIDER.yaml --trials 20"
+
+
 def resume(study: Study) -> str:
     return f"mmts-ray resume {shlex.quote(study.folder)}"
 
@@ -41,4 +46,6 @@ def fresh_runs(study: Study) -> int:
 
 def controls(study: Study) -> str:
     """Random trials: all of them in a random study, else controls from a plan."""
+    if not study.space:
+        return widen(study)
     return extend(study) if str(study.meta.get("strategy") or "").startswith("random") else plan(study)

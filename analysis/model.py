@@ -25,6 +25,8 @@ WEAK = 0.5  # rank correlation of left-out predictions below which sizes and wid
 MOST = 400  # configurations in a fit: beyond, a fixed random subset of those with one run
 RANDOM_ALONE = 50  # random trials that carry the tests by themselves
 MODELLED = ("search", "control", "baseline", "confirm", "probe")
+COLUMNS = ["trial", "kind", "state", "config_hash", "score"]
+UNSEEING = ("random", "grid")  # strategies that propose without looking at scores
 DELTA_IN_SD, DELTA_IN_BEST = 1.25, 0.01
 
 
@@ -34,7 +36,7 @@ class Model:
     def __init__(self, study: Study) -> None:
         self.study = study
         self.parameters = tuple(p for p in study.space if (len(p.values) > 1 if p.kind == "choice" else p.high > p.low))
-        rows = study.trials[study.trials["kind"].isin(MODELLED)]
+        rows = study.trials.loc[study.trials["kind"].isin(MODELLED), COLUMNS]
         runs = rows[rows["state"] == "done"]
         lost = rows[rows["state"].isin(["infeasible", "failed"]) & rows["kind"].isin(["search", "control"])]
         kept, self.lost_u, self.elsewhere = self._fold(runs, lost)
@@ -42,7 +44,7 @@ class Model:
 
     @property
     def adaptive(self) -> bool:
-        """Whether the tests rest on trials that a sampler chose by their predecessors' scores."""
+        """Whether the tests rest on settings that were chosen: by a sampler that saw scores, or around the winner."""
         return not self.tested["drawn"].all()
 
     @property
@@ -52,9 +54,9 @@ class Model:
 
     @property
     def tested(self) -> pd.DataFrame:
-        """The configurations that the tests use: those drawn at random when there are enough, else all."""
+        """The configurations that the tests use: those drawn at random (or a grid) when there are enough, else all."""
         drawn = self.frame[self.frame["drawn"]]
-        return drawn if len(drawn) >= RANDOM_ALONE else self.frame
+        return drawn if len(drawn) >= (RANDOM_ALONE if self.steered else NEEDED) else self.frame
 
     @cached_property
     def points(self) -> st.Points:
@@ -176,7 +178,7 @@ class Model:
         home = min(usual, key=lambda c: (-usual[c], c)) if usual else None
         inside = np.isfinite(u).all(1) & np.array([c == home for c in context], dtype=bool)
         strategy = str(self.study.meta.get("strategy") or "")
-        drawn = (both["kind"] == "control") | ((both["kind"] == "search") & strategy.startswith("random"))
+        drawn = (both["kind"] == "control") | ((both["kind"] == "search") & strategy.startswith(UNSEEING))
         key = both["config_hash"].fillna(both["trial"])
         table = both.assign(key=key, drawn=drawn, u=list(u), active=list(active), inside=inside)
         folded = []

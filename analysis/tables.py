@@ -255,12 +255,14 @@ def column(frame: pd.DataFrame, name: str) -> pd.Series:
 def _tidy(trials: pd.DataFrame, objective: str) -> pd.DataFrame:
     missing = [c for c in (*TEXT_COLUMNS, *NUMBER_COLUMNS, objective) if c not in trials]
     tidy = trials.assign(**{c: None if c in TEXT_COLUMNS else np.nan for c in missing})
-    for name in [c for c in tidy if c in NUMBER_COLUMNS or str(c).startswith("metric.")]:
-        tidy[name] = pd.to_numeric(tidy[name], errors="coerce").astype(float)
-    tidy = tidy.assign(
-        **{c: tidy[c].astype(object).where(tidy[c].notna(), None) for c in TEXT_COLUMNS},
-        score=tidy[objective].where(np.isfinite(tidy[objective])),
-    )
+    columns: dict[Any, pd.Series] = {name: tidy[name] for name in tidy}
+    for name in columns:  # one frame at the end: a column at a time would break it into pieces
+        if name in NUMBER_COLUMNS or str(name).startswith("metric."):
+            columns[name] = pd.to_numeric(tidy[name], errors="coerce").astype(float)
+        elif name in TEXT_COLUMNS:
+            columns[name] = tidy[name].astype(object).where(tidy[name].notna(), None)
+    columns["score"] = columns[objective].where(np.isfinite(columns[objective]))
+    tidy = pd.DataFrame(columns)
     # a run can end "done" with a score that is no number: it is not comparable, hence infeasible
     bad = (tidy["status"] == "done") & tidy["score"].isna()
     tidy["state"] = tidy["status"].where(~bad, "infeasible")

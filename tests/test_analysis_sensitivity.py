@@ -155,6 +155,28 @@ def test_importance_says_when_the_sampler_chose_and_prefers_the_random_part(tmp_
     assert found.numbers["configurations"] == model_of(study).frame["drawn"].sum() <= 70
 
 
+@pytest.mark.parametrize(("strategy", "adaptive"), [("random", False), ("grid", False), ("tpe", True)])
+def test_a_small_study_is_adaptive_only_where_a_sampler_saw_scores(tmp_path, strategy, adaptive):
+    found = importance.importance(tables.load(synthetic(tmp_path / "s", trials=44, confirm=3, strategy=strategy)))
+    assert found.numbers["adaptive"] == adaptive
+    assert any("approximate" in plain(s) for s in found.sentences) == adaptive
+
+
+def test_a_study_that_searches_nothing_is_told_to_search(tmp_path):
+    study = tables.load(synthetic(tmp_path / "s", trials=30, confirm=3, space=[]))
+    for found in (importance.importance(study), bounds.bounds(study), plateau.plateau_of(study)):
+        assert found.refusal.command == "mmts-ray extend s --space WIDER.yaml --trials 20"
+
+
+@pytest.mark.filterwarnings("error")
+def test_many_columns_are_no_reason_to_warn(tmp_path):
+    maker, rng = Maker("s"), np.random.default_rng(0)
+    for number in range(30):
+        metrics = {VAL: float(rng.random())} | {f"val_other_{k}": 0.5 for k in range(150)}
+        maker.run(f"t{number:04d}", "search", native(rng.random(6)), metrics, seed=number)
+    assert len(model_of(tables.load(write_study(tmp_path / "s", maker.rows, meta_of("s", baselines=[])))).frame) == 30
+
+
 @pytest.mark.parametrize("trials", [10, 24])
 def test_importance_is_refused_below_24_configurations(tmp_path, trials):
     found = importance.importance(tables.load(synthetic(tmp_path / "s", trials=trials, confirm=0)))
@@ -332,7 +354,8 @@ def test_an_adaptive_sweep_gets_widths_only_where_a_ring_was_run(tmp_path):
     bare = tables.load(synthetic(tmp_path / "s", **options))
     assert not set(plateau.plateau_of(bare).frames["widths"]["gate"]) & set(plateau.TOLD)
     ringed = plateau.plateau_of(with_rings(tmp_path / "t", **options))
-    assert set(ringed.frames["widths"]["gate"]) & set(plateau.TOLD)
+    told = set(ringed.frames["widths"]["gate"]) & set(plateau.TOLD)
+    assert told == {"width and interval"}
 
 
 def test_rings_are_paired_differences_with_a_bound_for_the_looks(tmp_path):

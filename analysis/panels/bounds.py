@@ -31,7 +31,8 @@ def bounds(study: Study) -> Finding:
     ranges = [p for p in study.space if p.kind != "choice" and p.high > p.low]
     if trial is None or not ranges:
         needs = "Needs a finished trial; none finished:" if ranges else "Needs a searched range; this study has none:"
-        return Finding("Bounds", "0 configurations", refusal=Refusal(needs, commands.extend(study)))
+        command = commands.extend(study) if ranges else commands.widen(study)
+        return Finding("Bounds", "0 configurations", refusal=Refusal(needs, command))
     model = model_of(study)
     lacks = _lacks(model)
     rows = [_row(study, model, parameter, config, not lacks) for parameter in ranges]

@@ -133,7 +133,8 @@ def _lacking(study: Study, rungs: list[int], scores: pd.DataFrame) -> Refusal | 
     )
     steps, column, epoch = study.steps, study.objective.column, rungs[0]
     done = study.searched[study.searched["epoch"] == last_epoch(study)]
-    if not steps.empty and column in steps and "epoch" in steps and len(done) >= NEEDED:
+    selected = (study.trials["state"] == "stopped").any()
+    if selected and not steps.empty and column in steps and "epoch" in steps and len(done) >= NEEDED:
         early = steps[(steps["epoch"] == epoch) & steps["trial"].isin(done["trial"])].groupby("trial")[column].last()
         both = pd.concat([done.set_index("trial")["score"], early], axis=1).dropna()
         r = rank_correlation(*both.to_numpy(dtype=float).T) if len(both) >= NEEDED else None

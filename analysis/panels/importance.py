@@ -79,7 +79,7 @@ def lacking(study: Study, model: Model) -> Refusal | None:
     n = len(model.frame)
     if not model.parameters:
         return Refusal("Needs a searched parameter; trials of a space with a search section fill it:",
-                       commands.extend(study))  # fmt: skip
+                       commands.widen(study))  # fmt: skip
     if n < NEEDED:
         needs = f"Needs {NEEDED} configurations that ran to their end in the searched space; {n} did. More fill it:"
         return Refusal(needs, commands.extend(study))
@@ -136,8 +136,8 @@ def _sentences(model: Model, metric: Metric, sized: bool) -> list[Markup]:
     if model.adaptive:
         found.append(
             Markup(
-                "The sampler chose these trials by earlier scores, so the test is approximate; among trials drawn at "
-                "random it is exact."
+                "Some of these settings were chosen, by a sampler that saw scores or by a plan, so the test is "
+                "approximate; among trials drawn at random it is exact."
             )
         )
     if n <= MEDIUM_NEEDS:

@@ -30,7 +30,7 @@ def interactions(study: Study) -> Finding:
     refused = lacking(study, model)
     if refused is None and len(model.parameters) < 2:
         refused = Refusal("Needs two searched parameters; this study has one. A wider space fills it:",
-                          commands.extend(study))  # fmt: skip
+                          commands.widen(study))  # fmt: skip
     if refused is None and n < wanted:
         needs = f"Needs {wanted} configurations, {PER_PARAMETER} per parameter; {n} ran to their end. More fill it:"
         refused = Refusal(needs, commands.extend(study))

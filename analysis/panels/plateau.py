@@ -148,12 +148,12 @@ def _row(model: Model, place: int, delta: float, strict: float, rings: pd.DataFr
 
 
 def _gate(model: Model, width: Width, ringed: bool) -> str:
-    """What may be printed: a width without a ring around it never goes without its interval, and where a sampler chose
-    the trials it is the interval alone.
+    """What may be printed: a width goes without its interval only when it has a ring around it and no sampler chose the
+    trials; with neither it is the interval alone.
     """
-    if ringed or width.gate not in TOLD:
+    if width.gate not in TOLD or (ringed and not model.steered):
         return width.gate
-    return "interval" if model.steered else TOLD[1]
+    return TOLD[1] if ringed or not model.steered else "interval"
 
 
 def _reach(own: pd.DataFrame, side: int, delta: float) -> float:
@@ -269,9 +269,12 @@ def _sentences(
             "the interval alone beyond that; a straight slope is seldom resolved."
         ),
     ]
-    text = "A width without a ring of reruns on both sides is never told without its interval{}."
-    alone = ", and as the sampler chose where to look, it is the interval alone" if model.steered else ""
-    found.append(Markup(text).format(alone))
+    text = "A width without a ring of reruns on both sides is never told without its interval."
+    if model.steered:
+        text = (
+            "As a sampler chose where to look, a width with a ring of reruns has its interval, one without is it alone."
+        )
+    found.append(Markup(text))
     share, lo, hi = (percent(v) for v in model.volume(delta))
     found.append(Markup("Of the searched volume, {} [{}, {}] is predicted within delta.").format(share, lo, hi))
     if worst is not None:
