@@ -1,7 +1,7 @@
 """The command line: verbs and how they are told; the work is done elsewhere.
 
 Progress goes to stderr, results to stdout. Exit 0: the work is done; 1: trials failed, or nothing feasible was found;
-2: refused input, one line; 130: interrupted, the study can be resumed.
+2: refused input, one line; 3: the storage failed, and 130: interrupted: the study is whole and can be resumed.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mmts_ray import __version__, storage
+from mmts_ray.results import Unwritable
 
 SHOWN = (
     "train_loss",
@@ -48,11 +49,12 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader of our output has left, as `| head` does
         return 0
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, Unwritable) as stop:
+        storage_failed = isinstance(stop, Unwritable)
         study = getattr(args, "study", None) or getattr(args, "out", None)
         hint = f"; continue with `mmts-ray resume {storage.name(study)}`" if study else ""
-        print(f"\nmmts-ray: interrupted{hint}", file=sys.stderr)
-        return 130
+        print(f"\nmmts-ray: {stop if storage_failed else 'interrupted'}{hint}", file=sys.stderr)
+        return 3 if storage_failed else 130
 
 
 class _Parser(argparse.ArgumentParser):

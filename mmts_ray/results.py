@@ -17,6 +17,7 @@ memory) | failed.
 A record is unique on (trial, step, status); the fold keeps the last one written.
 """
 
+import contextlib
 import glob
 import json
 import os
@@ -41,12 +42,17 @@ KEYS = (
 )  # fmt: skip
 
 
+class Unwritable(OSError):
+    """The study's storage takes nothing more; what it holds is whole, and the study can be resumed."""
+
+
 class Ledger:
     """Appends records to this process's own file; one `write` per record, so that a kill tears at most the last."""
 
     def __init__(self, study_dir: str | Path) -> None:
         folder = Path(study_dir) / "ledger"
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{_writer()}{time.time_ns()}.jsonl"
         self._fd: int | None = None
 
@@ -57,11 +63,19 @@ class Ledger:
             raise ValueError(
                 f"not a ledger key: {unknown[0]}; legal are {', '.join(KEYS)}, param.*, derived.*, metric.*"
             )
-        if self._fd is None:  # opened late, so that a process that writes nothing leaves no file
-            self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         kept = {k: v for k, v in record.items() if v is not None or k.startswith("param.")}
         kept.setdefault("time", round(time.time(), 3))
-        os.write(self._fd, (json.dumps(_plain(kept), allow_nan=False) + "\n").encode())
+        line = (json.dumps(_plain(kept), allow_nan=False) + "\n").encode()
+        with writing(self.path):
+            if self._fd is None:  # opened late, so that a process that writes nothing leaves no file
+                self._fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            written = os.write(self._fd, line)
+            try:
+                while written < len(line):
+                    written += os.write(self._fd, line[written:])
+            except OSError:  # a full disk takes a part: take it back, so that the file still ends with a whole line
+                os.ftruncate(self._fd, os.fstat(self._fd).st_size - written)
+                raise
 
     def close(self) -> None:
         if self._fd is not None:
@@ -76,6 +90,17 @@ def _writer() -> str:
 def own_files(study_dir: str | Path) -> list[Path]:
     """The ledger files that this process writes."""
     return sorted((Path(study_dir) / "ledger").glob(f"{glob.escape(_writer())}*.jsonl"))
+
+
+@contextlib.contextmanager
+def writing(path: object) -> Iterator[None]:
+    """Whatever the system says while `path` is written becomes `Unwritable`."""
+    try:
+        yield
+    except Unwritable:
+        raise
+    except OSError as problem:
+        raise Unwritable(f"{path}: cannot be written ({problem.strerror or problem})") from None
 
 
 def _plain(record: dict[str, Any]) -> dict[str, Any]:

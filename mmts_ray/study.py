@@ -70,6 +70,7 @@ class StudyConfig:
     confirm_seeds: int
     resources: Resources
     checkpoint_seconds: float
+    stall_minutes: float
     grid_points: int
     loggers: tuple[str, ...] = ()
 
@@ -145,6 +146,7 @@ def to_dict(study: StudyConfig) -> dict[str, Any]:
         "confirm": {"top": study.confirm_top, "seeds": study.confirm_seeds},
         "resources": dataclasses.asdict(study.resources),
         "checkpoint_seconds": study.checkpoint_seconds,
+        "stall_minutes": study.stall_minutes,
         "grid_points": study.grid_points,
         "loggers": list(study.loggers),
     }

@@ -247,10 +247,10 @@ def test_a_space_that_is_used_up_ends_the_search(local_ray, tmp_path):
 
 def test_too_large_a_trial_is_refused_with_the_numbers(local_ray, tmp_path):
     study = space_file.parse({**SPACE, "resources": {"cpus_per_worker": 64}})
-    with pytest.raises(ValueError, match="a trial needs 64 CPU, the cluster has 2"):
+    with pytest.raises(ValueError, match="a worker needs 64 CPU on one machine, the largest has 2"):
         run(study, tmp_path / "s")
     study = space_file.parse({**SPACE, "resources": {"gpus_per_worker": 1}})
-    with pytest.raises(ValueError, match="a trial needs 1 GPU, the cluster has 0"):
+    with pytest.raises(ValueError, match="a worker needs 1 GPU on one machine, the largest has 0"):
         run(study, tmp_path / "s")
 
 

@@ -56,9 +56,10 @@ def test_one_worker_gives_the_same_numbers_through_train_and_through_the_warm_ac
     study = space_file.parse({**SPACE, "fixed": {**FIXED, "schedule.name": "cosine", "loss.r_mix": 0.3}, "search": {}})
     config = study.trial_config({})
     task = {"trial": "t0000", "kind": "search", "flat": config.flat(), "report": True}
-    task |= {"members": [[config.seed, "t0000"]], "ended": [], "before": []}
+    start = {"trial": "t0000", "kind": "search", **{f"param.{k}": v for k, v in config.flat().items()}}
+    task |= {"members": [[config.seed, "t0000"]], "ended": [], "before": [], "starts": {"t0000": start}}
     options = {"workers": 1, "cpus": 1, "gpus": 0, "cache_dir": str(tmp_path / "cache"), "checkpoint_seconds": 1e9}
-    options["storage"] = None
+    options |= {"storage": None, "run": "one", "pulse_seconds": 5}
     (tmp_path / "train").mkdir()
     actor_class = tune.with_parameters(
         WorkersActor, frozen=[local_ray.put(frozen())], study_dir=str(tmp_path / "train"), options=options

@@ -40,13 +40,15 @@ class Bench:
 
     def begin(self, planned, *, report):
         ledger = results.Ledger(self.folder)  # a process of its own
-        for record in plan.start_records(self.study, planned, status="running", data_key="toy"):
+        starts = plan.start_records(self.study, planned, status="waiting", data_key="toy")
+        for record in starts:
             ledger.append(record)
         task = {
             "trial": planned.trial,
             "kind": planned.kind,
             "flat": planned.config.flat(),
             "members": [list(m) for m in planned.members.items()],
+            "starts": {record["trial"]: record for record in starts},
             "report": report,
             "ended": [list(e) for e in planned.ended],
             "before": [list(b) for b in planned.before],

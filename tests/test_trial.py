@@ -20,7 +20,8 @@ import toy, torch
 torch.set_num_threads(1)
 from mmts_ray import results
 from mmts_ray.config import from_flat
-from mmts_ray.train import TrainData, _Run
+from mmts_ray.train import TrainData
+from mmts_ray.train.loop import _Run
 from mmts_ray.trial import run
 folder, slow, every, device = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
 run.ALIVE_SECONDS = 0.2
@@ -28,14 +29,15 @@ update = _Run.update
 def slowly(self, *args, **kwargs):
     time.sleep(slow)
     with open(folder / "clock", "a") as clock:
-        clock.write(f"{time.monotonic() - trial.started + trial.before}\\n")
+        clock.write(f"{trial._seconds()['seconds']}\\n")
     return update(self, *args, **kwargs)
 _Run.update = slowly
 flat = from_flat({"data.name": "features", "data.path": "unused", "model.dim": 6, "eval.k": 3, "groups.k": 3,
                   "train.epochs": 2, "train.batch_size": 16, "train.eval_every": 2}).flat()
-task = {"trial": "t0000", "kind": "search", "flat": flat}
+start = {"trial": "t0000", "kind": "search", **{f"param.{k}": v for k, v in flat.items()}}
+task = {"trial": "t0000", "kind": "search", "flat": flat, "report": False, "starts": {"t0000": start}}
 ledger = results.Ledger(folder)
-options = {"gpus": device, "checkpoint_seconds": every, "report_every_row": False}
+options = {"gpus": device, "checkpoint_seconds": every}
 trial = run.TrialRun(task, TrainData(toy.frozen(images=900)), ledger=ledger, study_dir=folder, options=options)
 print(trial.step()["status"], flush=True)
 """
@@ -45,12 +47,6 @@ def begin(folder, *, slow, every, devices=1):
     words = [sys.executable, "-c", CODE, str(folder), str(slow), str(every), str(devices)]
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
-
-
-def open_trial(folder):
-    ledger = results.Ledger(folder)
-    ledger.append({"trial": "t0000", "kind": "search", "status": "running", "param.train.lr": 0.1})
-    ledger.close()
 
 
 def kill_after(process, steps, folder):
@@ -69,7 +65,6 @@ def kill_after(process, steps, folder):
 @pytest.mark.slow
 def test_a_kill_inside_a_long_epoch_costs_at_most_checkpoint_seconds_and_the_ledger_says_what(tmp_path):
     """Epochs of 38 steps of 0.1 s, one evaluation at the very end: the only checkpoints are those between."""
-    open_trial(tmp_path)
     trained = kill_after(begin(tmp_path, slow=0.1, every=0.8, devices=2), 25, tmp_path)
     out, _ = begin(tmp_path, slow=0.0, every=0.8, devices=2).communicate(timeout=200)
     assert out == "done\n"
@@ -86,14 +81,13 @@ def test_a_kill_inside_a_long_epoch_costs_at_most_checkpoint_seconds_and_the_led
 
 
 def taken_up(folder):
-    """The first record of the process that went on: it says where its checkpoint was."""
+    """The second record of the process that went on, after the trial's start: it says where its checkpoint was."""
     newest = max((folder / "ledger").iterdir(), key=lambda path: path.stat().st_mtime_ns)
-    return json.loads(newest.read_text().splitlines()[0])
+    return json.loads(newest.read_text().splitlines()[1])
 
 
 @pytest.mark.slow
 def test_without_a_checkpoint_all_of_it_is_lost_and_counted(tmp_path):
-    open_trial(tmp_path)
     trained = kill_after(begin(tmp_path, slow=0.1, every=1000), 15, tmp_path)
     out, _ = begin(tmp_path, slow=0.0, every=1000).communicate(timeout=200)
     assert out == "done\n"

@@ -20,15 +20,18 @@ import ray
 from ray import tune
 from ray.tune.schedulers import TrialScheduler
 
-from mmts_ray import storage
+from mmts_ray import results, storage
 from mmts_ray.features import Frozen
+from mmts_ray.search import preflight
+from mmts_ray.search.preflight import SLOT
 from mmts_ray.search.proposals import Proposals
 from mmts_ray.search.usage import Usage
+from mmts_ray.search.watch import DEATHS, Watch
 from mmts_ray.study import StudyConfig
 from mmts_ray.trial.actor import TrialActor
 
-SLOT = "trial_slot"  # the custom resource that the driver of a trial of several workers holds instead of CPUs
 LOCAL_SLOTS = 1000  # a machine of one's own: its CPUs and GPUs decide how many trials run at once
+PULSE_SECONDS = 5.0  # between two signs of life of a trial
 
 
 def drive(
@@ -50,24 +53,9 @@ def drive(
         ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR, **local)
     try:
         resources = study.resources
-        total = ray.cluster_resources()
-        for key, need in (("CPU", resources.cpus), ("GPU", resources.gpus)):
-            if need > total.get(key, 0):
-                raise ValueError(
-                    f"resources: a trial needs {need:g} {key}, the cluster has {total.get(key, 0):g}; "
-                    f"lower resources.{key.lower()}s"
-                )
-        fitting = int(total["CPU"] // resources.cpus)
-        if resources.gpus:
-            fitting = min(fitting, int(total["GPU"] / resources.gpus))
-        if resources.workers > 1:
-            if not total.get(SLOT):
-                raise ValueError(
-                    f"resources.workers: {resources.workers} workers are led by a driver that holds a {SLOT}, and the "
-                    f"cluster has none; start its head with --resources='{{\"{SLOT}\": 64}}'"
-                )
-            fitting = min(fitting, int(total[SLOT]))
-        concurrent = min(fitting, resources.concurrent or fitting)
+        concurrent = preflight.check(resources, local=own_ray and address == "local")
+        run = f"{time.time_ns()}"
+        stall_seconds = 60 * study.stall_minutes
         options = {
             "workers": resources.workers,
             "cpus": resources.cpus,
@@ -75,6 +63,8 @@ def drive(
             "cache_dir": str(cache_dir),
             "checkpoint_seconds": study.checkpoint_seconds,
             "storage": storage.uri(study_dir),
+            "run": run,
+            "pulse_seconds": min(PULSE_SECONDS, stall_seconds / 10),
         }
         # plain arrays, not memory maps: the object store then shares them between actors without a copy
         frozen = replace(frozen, image_NI=np.asarray(frozen.image_NI), text_UT=np.asarray(frozen.text_UT))
@@ -98,16 +88,22 @@ def drive(
                 reuse_actors=True,
             ),
             run_config=tune.RunConfig(
-                name=f"{time.time_ns()}",
+                name=run,
                 storage_path=str((study_dir / "ray").absolute()),
                 verbose=0,
-                # a dead process: once more from the trial's own checkpoint; errors inside a trial are not retried
-                failure_config=tune.FailureConfig(max_failures=1),
+                # a dead process: again from the trial's own checkpoint; errors inside a trial are not retried
+                failure_config=tune.FailureConfig(max_failures=DEATHS),
+                callbacks=[
+                    Watch(run, proposals, resources, stall_seconds=stall_seconds),
+                    Usage(proposals.progress),
+                ],
                 log_to_file=False,
-                callbacks=[Usage(proposals.progress)],
             ),
         )
-        tuner.fit()
+        with results.writing(study_dir / "ray"):  # Tune's own folder
+            tuner.fit()
+        if proposals.interrupted:
+            raise results.Unwritable(proposals.interrupted)
     finally:
         proposals.ledger.close()
         shutil.rmtree(study_dir / "ray", ignore_errors=True)  # Tune's pickles: nothing of ours reads them

@@ -1,6 +1,7 @@
 """What runs next and what came of it: planned trials first, then what the sampler proposes."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -63,6 +64,8 @@ class Proposals(Searcher):
         self.sampled, self.wanted, self.next_id = sampled, wanted, next_id
         self.ledger = results.Ledger(study_dir)
         self.live: dict[str, Planned] = {}  # by Tune's trial id
+        self.interrupted = ""  # why nothing more is run, when the storage has failed
+        self.why: Callable[[str], tuple[str, str]] = lambda trial_id: ("failed", "the trial's process died")
         self.last: dict[str, dict[str, Any]] = {}
         self.reports = scheduled
         # what ran or runs, by configuration, with its values once they are known
@@ -74,24 +77,39 @@ class Proposals(Searcher):
         self.kept = sorted(((sign * v[0], row["trial"]) for row, v in done if v), reverse=True)[:KEEP_BEST]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
-        planned = self._next()
-        if planned is None:
+        try:
+            planned = None if self.interrupted else self._next()
+            if planned is None:
+                return Searcher.FINISHED
+            self.waits(planned)
+            storage.settle(self.study_dir)  # whatever is lost from now on, its id and its parameters are known
+        except OSError as problem:
+            self._interrupt(problem)
             return Searcher.FINISHED
-        for record in start_records(self.study, planned, status="running", data_key=self.data_key):
-            self.ledger.append(record)
-        storage.settle(self.study_dir)  # whatever is lost from now on, its id and its parameters are known
         self.live[trial_id] = planned
         return {
             "trial": planned.trial,
             "kind": planned.kind,
             "flat": planned.config.flat(),
             "members": [list(member) for member in planned.members.items()],
+            "starts": {record["trial"]: record for record in self._starts(planned)},
             # a scheduler may stop what was sampled; what others are compared with always runs to its end, and so does
             # a configuration that was whole before seeds were added
             "report": self.reports and planned.kind == "search" and "done" not in dict(planned.ended).values(),
             "ended": [list(pair) for pair in planned.ended],
             "before": [list(row) for row in planned.before],
         }
+
+    def _starts(self, planned: Planned) -> list[dict[str, Any]]:
+        return start_records(self.study, planned, status="waiting", data_key=self.data_key)
+
+    def waits(self, planned: Planned) -> None:
+        """Into the ledger: its trials are wanted and have no place yet. Each writes itself that it runs."""
+        for record in self._starts(planned):
+            self.ledger.append(record)
+
+    def _interrupt(self, problem: OSError | str) -> None:
+        self.interrupted = self.interrupted or str(problem)
 
     def _next(self) -> Planned | None:
         if self.plan:
@@ -128,10 +146,20 @@ class Proposals(Searcher):
             return
         result = result or self.last.get(trial_id, {})
         self.last.pop(trial_id, None)
+        try:
+            self._ended(trial_id, planned, result, error)
+        except OSError as problem:
+            self._interrupt(problem)
+
+    def _ended(self, trial_id: str, planned: Planned, result: dict[str, Any], error: bool) -> None:
         status = result.get("status", "failed")
+        if status == "interrupted":
+            self._interrupt(result["error"])
+        if self.interrupted:  # what the ledger holds stands; the rest is done when the study is resumed
+            return
         if error and status not in results.FINISHED:
-            status = "failed"
-            self._write_ends(planned, result, status, error="the trial's process died")
+            status, reason = self.why(trial_id)
+            self._write_ends(planned, result, status, error=reason)
         elif status == "running":  # the scheduler's doing: the actor itself has not ended the trial
             status = "stopped"
             self._write_ends(planned, result, status)

@@ -18,6 +18,7 @@ resources: {workers: 1, cpus_per_worker: 1, gpus_per_worker: 0, concurrent: null
                                     # global batch they share; the numbers are those of one worker
 checkpoint_seconds: 30              # a killed trial loses at most this much work (0: what follows an evaluation)
 loggers: [tensorboard]              # also mlflow, wandb: see `loggers`
+stall_minutes: 30                   # a running trial without an optimiser step for so long has failed
 """
 
 import inspect
@@ -54,6 +55,7 @@ KEYS: dict[str, Any] = {
     "confirm": {"top": 3, "seeds": 5},
     "resources": {"workers": 1, "cpus_per_worker": 1, "gpus_per_worker": 0, "concurrent": None},
     "checkpoint_seconds": 30,
+    "stall_minutes": 30,
     "grid_points": 5,
     "loggers": [],
 }
@@ -135,6 +137,7 @@ def parse(raw: Any, *, overrides: Mapping[str, Any] | None = None, default_name:
         confirm_seeds=parse_at("confirm.seeds", Int(1, 1000), _part("confirm", given["confirm"]).get("seeds")),
         resources=_resources(_part("resources", given["resources"])),
         checkpoint_seconds=parse_at("checkpoint_seconds", Float(0, 86_400), given["checkpoint_seconds"]),
+        stall_minutes=parse_at("stall_minutes", Float(0.1, 100_000), given["stall_minutes"]),
         grid_points=parse_at("grid_points", Int(1, 1000), given["grid_points"]),
         loggers=_loggers(given["loggers"]),
     )

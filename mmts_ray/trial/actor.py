@@ -7,7 +7,8 @@ from typing import Any
 from ray import tune
 
 from mmts_ray import results, storage
-from mmts_ray.trial.group import group_run
+from mmts_ray.trial.group import group_run, interrupted
+from mmts_ray.trial.pulse import Pulse
 
 
 class TrialActor(tune.Trainable):
@@ -40,11 +41,16 @@ class TrialActor(tune.Trainable):
             import torch
 
             torch.cuda.empty_cache()
-
-        self.run = group_run(config, self.data, ledger=self.ledger, study_dir=self.study_dir, options=self.options)
+        pulse = Pulse(self.options["run"], config["trial"], every=self.options["pulse_seconds"])
+        self.run = group_run(
+            config, self.data, ledger=self.ledger, study_dir=self.study_dir, options=self.options, beat=pulse.beat
+        )
 
     def step(self) -> dict[str, Any]:
-        return self.run.step()
+        try:
+            return self.run.step()
+        except results.Unwritable as problem:
+            return interrupted(problem)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """The trial writes its own checkpoint (see `run`); Tune's holds nothing."""

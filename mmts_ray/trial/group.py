@@ -5,6 +5,7 @@ scheduler and a sampler see is the mean over the seeds.
 """
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,14 +117,32 @@ def group_run(
     study_dir: str | Path,
     options: dict[str, Any],
     workers: Any = None,
+    beat: Callable[[int, int], None] = lambda seed, step: None,
 ) -> GroupRun:
-    """The group of a task, from its start or from where the ledger and its checkpoints say that it stopped."""
+    """The group of a task, from its start or from where the ledger and its checkpoints say that it stopped.
+
+    `beat` is told the number of the seed and its step whenever one shows that it is alive.
+    """
+    number = {trial: i for i, (_, trial) in enumerate(task["members"])}
 
     def begin(task: dict[str, Any]) -> TrialRun:
-        return TrialRun(task, data, ledger=ledger, study_dir=study_dir, options=options, workers=workers)
+        return TrialRun(
+            task,
+            data,
+            ledger=ledger,
+            study_dir=study_dir,
+            options=options,
+            workers=workers,
+            beat=partial(beat, number[task["trial"]]),
+        )
 
     storage.catch_up(study_dir, [checkpoint_dir(study_dir, trial) for _, trial in task["members"]])
     return GroupRun(caught_up(task, Path(study_dir)), begin)
+
+
+def interrupted(problem: results.Unwritable) -> dict[str, Any]:
+    """The answer of a trial that could not write: it is not at fault, and goes on when the study is resumed."""
+    return {"status": "interrupted", "error": str(problem), "done": True, "epoch": 0}
 
 
 def caught_up(task: dict[str, Any], study_dir: Path) -> dict[str, Any]:

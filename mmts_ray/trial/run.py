@@ -5,6 +5,7 @@ evaluations and its end to the ledger itself, so that a killed driver loses noth
 that Tune's pickles are never needed.
 """
 
+import io
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from mmts_ray.config import from_flat
 LAST = "last.pt"
 WEIGHTS = "weights.safetensors"
 ALIVE_SECONDS = 10.0  # between two signs of life, from which the ledger knows what a kill has cost
+_NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # on a CPU, torch raises a plain RuntimeError
 
 
 def checkpoint_dir(study_dir: str | Path, trial: str) -> Path:
@@ -27,8 +29,11 @@ class TrialRun:
     """One trial from its start or its checkpoint to its end; `data` is a `train.TrainData`.
 
     `task` holds plain values: `trial` (its id), `kind`, `flat` (its configuration), `report` (a scheduler wants to see
-    every evaluation). `options` holds `gpus` (devices of the trial) and `checkpoint_seconds`. With a process group of
-    `workers` this is one of several, of which the first alone writes, and what is raised in it is passed on.
+    every evaluation), `starts` (by trial, the record that opens it, written when it begins to run). `options` holds
+    `gpus` (devices of the trial) and `checkpoint_seconds`. With a process group of `workers` this is one of several,
+    of which the first alone writes, and what is raised in it is passed on. `beat` is told the step whenever the trial
+    shows that it is alive. What cannot be written raises `results.Unwritable`: the trial is not at fault, and goes on
+    from here later.
     """
 
     def __init__(
@@ -40,8 +45,10 @@ class TrialRun:
         study_dir: str | Path,
         options: dict[str, Any],
         workers: Any = None,
+        beat: Callable[[int], None] = lambda step: None,
     ) -> None:
         self.trial, self.kind, self.flat, self.report = task["trial"], task["kind"], task["flat"], task["report"]
+        self.start, self.beat = task["starts"][self.trial], beat
         self.data, self.ledger, self.options, self.workers = data, ledger, options, workers
         self.writes = workers is None or workers.rank() == 0
         self.study_dir, self.folder = study_dir, checkpoint_dir(study_dir, self.trial)
@@ -76,7 +83,8 @@ class TrialRun:
                 if row.epoch >= self.epochs:
                     self._keep_weights(row)
                     if row.ranks is not None and self.writes:
-                        results.write_ranks(self.study_dir, self.trial, row.ranks())
+                        with results.writing(self.folder):
+                            results.write_ranks(self.study_dir, self.trial, row.ranks())
                         storage.keep(self.study_dir, Path(self.study_dir) / "ranks" / f"{self.trial}.parquet")
                     return self._end("done")
                 if time.monotonic() - self.saved >= self.options["checkpoint_seconds"]:
@@ -84,6 +92,8 @@ class TrialRun:
                 if self.report:
                     return self._result(row)
             return self._end("done")
+        except results.Unwritable:
+            raise
         except Exception as problem:
             if self.workers is not None:  # the other workers wait for this one: who leads them all ends the trial
                 raise
@@ -93,9 +103,9 @@ class TrialRun:
         """End the trial for what was raised in it."""
         import torch
 
-        if isinstance(problem, (MemoryError, torch.cuda.OutOfMemoryError)):
-            told = str(problem).splitlines()
-            return self._end("infeasible", error=f"out of memory: {told[0] if told else ''}")
+        if isinstance(problem, MemoryError | torch.cuda.OutOfMemoryError) or _NO_MEMORY in str(problem):
+            told = str(problem).strip().splitlines()
+            return self._end("infeasible", error=f"out of memory: {told[0] if told else type(problem).__name__}")
         return self._end("failed", error=f"{type(problem).__name__}: {problem}")
 
     def save(self) -> dict[str, Any]:
@@ -107,6 +117,10 @@ class TrialRun:
     def _start(self) -> Iterator[Any]:
         from mmts_ray.train import train
 
+        # only now does it run: until here it has waited for a place
+        self._append({**self.start, "status": "running"})
+        if self.writes:
+            self.beat(0)
         config = from_flat(self.flat)
         self.epochs = config.kwargs("train")["epochs"]
         state = self._load_checkpoint()
@@ -115,6 +129,8 @@ class TrialRun:
 
     def _pulse(self, step: int, epoch: int, state: Callable[[], dict[str, Any]]) -> None:
         """Between evaluations, which can lie far apart: a checkpoint when it is due, or a sign of life."""
+        if self.writes:
+            self.beat(step)
         now, most = time.monotonic(), self.options["checkpoint_seconds"]
         if most and now - self.saved >= most:
             self._checkpoint(state)
@@ -138,6 +154,8 @@ class TrialRun:
         self._append({"trial": self.trial, "step": step, "epoch": epoch, **self._seconds(), "status": "running"})
 
     def _record(self, row: Any) -> None:
+        if self.writes:
+            self.beat(row.step)
         self._append(
             {
                 "trial": self.trial,
@@ -167,7 +185,8 @@ class TrialRun:
             }
         )
         if self.writes:
-            (self.folder / LAST).unlink(missing_ok=True)
+            with results.writing(self.folder):
+                (self.folder / LAST).unlink(missing_ok=True)
             storage.drop(self.study_dir, self.folder / LAST)
             storage.settle(self.study_dir)  # an end that others are told of is not lost with this machine
         self.rows = None
@@ -185,11 +204,10 @@ class TrialRun:
 
         if not self.writes:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
-        temporary = self.folder / f".{LAST}.{os.getpid()}"
-        torch.save({"seconds": self._seconds()["seconds"], "train": state()}, temporary)
-        os.replace(temporary, self.folder / LAST)
-        storage.keep(self.study_dir, self.folder / LAST)
+        # through memory: torch's own writer hides what the system says of a full disk
+        buffer = io.BytesIO()
+        torch.save({"seconds": self._seconds()["seconds"], "train": state()}, buffer)
+        self._write(LAST, buffer.getbuffer())
         self.saved = time.monotonic()
 
     def _load_checkpoint(self) -> dict[str, Any] | None:
@@ -205,14 +223,22 @@ class TrialRun:
 
     def _keep_weights(self, row: Any) -> None:
         """The trained heads as safetensors; the driver keeps those of the best trials and of confirmed ones."""
-        from safetensors.torch import save_file
+        from safetensors.torch import save
 
         if not self.writes:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         state = row.state()
         tensors = {k: v.contiguous().cpu() for k, v in {**state["model"], **state["learned"]}.items()}
-        temporary = self.folder / f".{WEIGHTS}.{os.getpid()}"
-        save_file(tensors, temporary, metadata={"trial": self.trial, "config_hash": state["config_hash"]})
-        os.replace(temporary, self.folder / WEIGHTS)
-        storage.keep(self.study_dir, self.folder / WEIGHTS)
+        self._write(WEIGHTS, save(tensors, metadata={"trial": self.trial, "config_hash": state["config_hash"]}))
+
+    def _write(self, name: str, content: bytes | memoryview) -> None:
+        """A file of the trial, whole or not at all."""
+        path, temporary = self.folder / name, self.folder / f".{name}.{os.getpid()}"
+        with results.writing(path):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            try:
+                temporary.write_bytes(content)
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        storage.keep(self.study_dir, path)

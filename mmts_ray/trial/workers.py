@@ -27,7 +27,8 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mmts_ray import results, storage
-from mmts_ray.trial.group import GroupRun, group_run
+from mmts_ray.trial.group import GroupRun, group_run, interrupted
+from mmts_ray.trial.pulse import Pulse
 
 POLL_SECONDS = 1.0
 END_SECONDS = 30.0
@@ -166,6 +167,8 @@ class WorkersActor(tune.Trainable):
                 return answer
             if ended:
                 raised = what_a_worker_raised(self.problem)
+                if isinstance(raised, results.Unwritable):
+                    return interrupted(raised)
                 ledger = results.Ledger(self.study_dir)
                 with contextlib.closing(ledger):
                     run = group_run(self.task, None, ledger=ledger, study_dir=self.study_dir, options=self.options)
@@ -216,6 +219,7 @@ def work(settings: dict[str, Any]) -> None:
                 if command["do"] == "begin":
                     if device.type == "cuda":
                         torch.cuda.empty_cache()
+                    pulse = Pulse(options["run"], command["task"]["trial"], every=options["pulse_seconds"])
                     run = group_run(
                         command["task"],
                         data,
@@ -223,6 +227,7 @@ def work(settings: dict[str, Any]) -> None:
                         study_dir=study_dir,
                         options=options,
                         workers=dist.group.WORLD,
+                        beat=pulse.beat,
                     )
                     continue
                 assert run is not None
