@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from mmts_ray import __version__, storage
+from mmts_ray import __version__, interop, storage
 from mmts_ray.results import Unwritable
 
 SHOWN = (
@@ -161,6 +161,8 @@ def _parser() -> argparse.ArgumentParser:
         "--plan", nargs="?", const="", metavar="FILE",
         help="instead: which runs are missing, why and at what cost, for `extend --plan` (default STUDY/plan.yaml)",
     )  # fmt: skip
+
+    interop.add_verbs(verb)
 
     collect = verb("collect", _collect, "rebuild results.parquet, one row per trial, from the ledger")
     collect.add_argument("study", metavar="STUDY", type=storage.argument)

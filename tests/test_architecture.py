@@ -42,6 +42,7 @@ OURS: dict[str, set[str]] = {
     "storage": {"features", "results"},
     "status": {"results", "storage"},
     "loggers": {"results"},
+    "interop": {"results", "space", "status"},
     "progress": {"plan", "results", "status", "study"},
     "trial": {"config", "results", "storage", "train"},
     "plan": {"config", "results", "space", "study"},
@@ -52,7 +53,7 @@ OURS: dict[str, set[str]] = {
 }
 RAY = {"trial", "search", "submit", "spot"}
 RAY_ON_IMPORT = {"trial", "search"}
-OPTUNA = {"sampler", "tpe"}
+OPTUNA = {"interop", "sampler", "tpe"}
 HEAVY = {
     "torch",
     "ray",
