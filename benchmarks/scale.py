@@ -86,8 +86,9 @@ def run(study_dir: Path, *, trials: int, cpus: int, concurrent: int, strategy: s
     frozen = toy.frozen(images=60)
     folder.create(study, study_dir, frozen, command="benchmarks/scale.py", cache_dir=study_dir / "cache")
     ray.init(
-        address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, object_store_memory=200_000_000
-    )
+        address="local", num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+        object_store_memory=200_000_000,
+    )  # fmt: skip
     meter, begun = Meter(), time.monotonic()
     try:
         search.search(study, study_dir, frozen, cache_dir=study_dir / "cache", progress=meter, address="local")

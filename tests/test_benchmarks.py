@@ -37,3 +37,20 @@ def test_sweeps_tiny(tmp_path):
     parts = written["anatomy"]["parts"]
     assert {"gather", "dropout", "heads forward", "loss", "backward", "optimiser", "evaluation"} <= set(parts)
     assert min(written["anatomy"]["floor_trials_per_hour"].values()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_scale_tiny_and_a_trial_leaves_less_than_20_kb_besides_checkpoints(tmp_path):
+    out = tmp_path / "out.json"
+    words = ["--trials", "8", "--cpus", "8", "--concurrent", "2", "--rows", "2000", "--json", str(out)]
+    script = str(ROOT / "benchmarks" / "scale.py")
+    done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True, check=False, timeout=580)
+    assert done.returncode == 0, done.stderr
+    written = json.loads(out.read_text(encoding="utf8"))
+    assert written["trials"] == 9
+    assert 0 < written["bytes"] < 20_000
+    assert written["rows"] >= 2000
+    assert all(milliseconds > 0 for _, milliseconds in written["cpu_ms"])
+    assert "at the end" in done.stdout
