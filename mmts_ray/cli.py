@@ -372,16 +372,14 @@ def _closing(args: argparse.Namespace, study_dir: Path) -> int:
     return 0 if now["counts"].get("done", 0) else 1
 
 
-def _status(args: argparse.Namespace) -> int:
+def _status(args: argparse.Namespace) -> None:
     from mmts_ray import status
 
     if args.watch:
-        status.watch(args.study, as_json=args.json)
-        return 0
+        return status.watch(args.study, as_json=args.json)
     storage.refresh(args.study)
     now = status.read(args.study)
     print(json.dumps(now, indent=2) if args.json else status.text(now))
-    return 0
 
 
 def _report(args: argparse.Namespace) -> int:
