@@ -152,13 +152,15 @@ class Study:
 
     @property
     def finished(self) -> pd.DataFrame:
-        """Baselines and search trials that reached their end with a finite score."""
-        return self.trials[self.trials["kind"].isin(["baseline", "search"]) & (self.trials["state"] == "done")]
+        """Baselines, controls and search trials that reached their end with a finite score."""
+        return self.trials[
+            self.trials["kind"].isin(["baseline", "control", "search"]) & (self.trials["state"] == "done")
+        ]
 
     @property
     def searched(self) -> pd.DataFrame:
-        """The search trials among the finished."""
-        return self.finished[self.finished["kind"] == "search"]
+        """The search trials among the finished, controls included: they were drawn from the same space."""
+        return self.finished[self.finished["kind"].isin(["control", "search"])]
 
     def named(self, path: str) -> str:
         """Shortest name that tells a parameter from the others; a single letter tells nobody anything."""

@@ -21,7 +21,7 @@ from mmts_ray.features import Frozen
 from mmts_ray.health import health
 from mmts_ray.space import Choice, Float
 from mmts_ray.space_file import load
-from mmts_ray.study import StudyConfig, to_dict
+from mmts_ray.study import StudyConfig, constraints, to_dict
 
 STUDY = "study.yaml"
 
@@ -114,7 +114,7 @@ def extended(study: StudyConfig, *, trials: int, seeds: int = 0, space: Path | N
         study = replace(study, seeds=(*study.seeds, *free[:seeds]))
     if space is not None:
         other = load(space)
-        for key in ("objective", "fixed", "strategy"):
+        for key in ("objective", "constraints", "fixed", "strategy"):
             if getattr(other, key) != getattr(study, key):
                 raise ValueError(f"{space}: its {key} differs from the study's; only search: and baseline: may change")
         study = replace(study, searched=other.searched, baselines=other.baselines)
@@ -137,6 +137,7 @@ def describe(study: StudyConfig, frozen: Frozen, *, command: str, cache_dir: Pat
     return {
         "study": study.study,
         "objective": dict(study.objective),
+        "constraints": constraints(study),
         "strategy": study.strategy,
         "seed": study.seed,
         "seeds": list(study.seeds),

@@ -5,15 +5,14 @@ from typing import Any
 
 import numpy as np
 
-from mmts_ray import results
+from mmts_ray import ranking, results
 from mmts_ray.config import SEED, TrialConfig, from_flat
+from mmts_ray.ranking import Metrics, Rows
 from mmts_ray.space import sample
 from mmts_ray.study import StudyConfig
 
 CONTROLS = 0x5EED  # the stream of random numbers that controls are drawn from
 MOST_REPEATS = 200  # draws in a row that have run already: then the space is taken as exhausted
-Rows = dict[str, dict[str, Any]]  # the ledger's trials by id, or its groups by the id of their first trial
-Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -40,48 +39,8 @@ class Planned:
 
 
 def grouped(study: StudyConfig, known: Rows) -> Rows:
-    """One record per configuration that ran as one: its first trial's, with the group's status and mean metrics.
-
-    A group ends as its worst seed: infeasible, failed, stopped; it is done when all seeds are. `device_seconds` is the
-    sum. Confirming reruns and planned ones are alone: their ids do not begin with t.
-    """
-    by_group: dict[str, list[dict[str, Any]]] = {}
-    for row in known.values():
-        by_group.setdefault(results.group_of(row["trial"]), []).append(row)
-    return {group: _group(study, rows) for group, rows in by_group.items()}
-
-
-def _group(study: StudyConfig, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    first = min(rows, key=lambda row: len(row["trial"]))  # t0007 before t0007-1
-    wanted = _seeds(study, first)
-    statuses = {row["status"] for row in rows}
-    if len(rows) == 1 and (len(wanted) == 1 or statuses != {"done"}):
-        return first
-    if statuses & {"running", "waiting"}:
-        status = "running" if "running" in statuses or statuses & {*results.FINISHED} else "waiting"
-    else:
-        status = next((s for s in ("infeasible", "failed", "stopped") if s in statuses), "done")
-    if status == "done" and set(wanted) > {row["seed"] for row in rows}:
-        status = "running"
-    metrics = results.mean(
-        [{k: v for k, v in row.items() if k.startswith("metric.") and v is not None} for row in rows]
-    )
-    plain = {k: v for k, v in first.items() if not k.startswith("metric.")}
-    spent = sum(row.get("device_seconds") or 0 for row in rows)
-    ends = [float(row["end_time"]) for row in rows if row.get("end_time") is not None]
-    return {
-        **plain,
-        **metrics,
-        "status": status,
-        "error": next((row["error"] for row in rows if row.get("error")), None),
-        "epoch": min(row.get("epoch") or 0 for row in rows),
-        "device_seconds": spent,
-        "end_time": max(ends) if len(ends) == len(rows) else None,
-    }
-
-
-def _seeds(study: StudyConfig, row: dict[str, Any]) -> tuple[int, ...]:
-    return (int(row["seed"]),) if not row["trial"].startswith("t") or len(study.seeds) == 1 else study.seeds
+    """One record per configuration that ran as one, see `ranking.grouped`."""
+    return ranking.grouped(known, study.seeds)
 
 
 def unfinished(study: StudyConfig, known: Rows, steps: list[dict[str, Any]], *kinds: str) -> list[Planned]:
@@ -100,7 +59,7 @@ def unfinished(study: StudyConfig, known: Rows, steps: list[dict[str, Any]], *ki
             rows[group].append((int(known[step["trial"]]["seed"]), int(step["epoch"]), _metrics(study, step)))
     found = []
     for group, row in begun.items():
-        seeds = _seeds(study, row)
+        seeds = ranking.seeds_of(row, study.seeds)
         members = {seed: known.get(results.member_of(group, seed, seeds[0])) for seed in seeds}
         found.append(
             Planned(
@@ -223,31 +182,14 @@ def start_records(study: StudyConfig, planned: Planned, *, status: str, data_key
     ]
 
 
-def objective_values(study: StudyConfig, metrics: dict[str, float]) -> list[float] | None:
-    """The objective's metrics in order, or None when one is missing."""
-    values = [metrics.get(name) for name, _ in study.objective]
-    return None if any(v is None for v in values) else [float(v) for v in values if v is not None]
-
-
 def values_of(study: StudyConfig, row: dict[str, Any]) -> list[float] | None:
     """The objective's values in a ledger record."""
-    return objective_values(study, {k.removeprefix("metric."): v for k, v in row.items() if k.startswith("metric.")})
+    return ranking.values(study.objective, ranking.metrics_of(row))
 
 
 def ranked(study: StudyConfig, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Finished trials, best first: by the objective, or for several metrics by Pareto layer and then the first."""
-    signs = [1.0 if mode == "max" else -1.0 for _, mode in study.objective]
-    scored = [
-        ([s * v for s, v in zip(signs, values, strict=True)], row)
-        for row in rows
-        if row["status"] == "done" and (values := values_of(study, row))
-    ]
-
-    def dominated_by(mine: list[float]) -> int:
-        return sum(all(o >= m for o, m in zip(other, mine, strict=True)) and other != mine for other, _ in scored)
-
-    key = (lambda s: (-dominated_by(s[0]), s[0][0])) if len(signs) > 1 else (lambda s: s[0])
-    return [row for _, row in sorted(scored, key=key, reverse=True)]
+    """Finished configurations, best first, see `ranking.ranked`."""
+    return ranking.ranked(study.objective, study.constraints, rows)
 
 
 def config_of(row: dict[str, Any]) -> TrialConfig:
@@ -262,8 +204,16 @@ def candidates(study: StudyConfig, known: Rows, top: int) -> list[tuple[str, Tri
         config = study.baseline_config(name)
         found.setdefault(config.hash, (name, config))
     limit = len(found) + top
-    searched = [row for row in grouped(study, known).values() if row["kind"] in ("search", "control")]
-    for row in ranked(study, searched):
+    searched = ranked(study, [row for row in grouped(study, known).values() if row["kind"] in ("search", "control")])
+    kept = [row for row in searched if not ranking.broken(study.constraints, ranking.metrics_of(row))]
+    if top and searched and not kept:
+        beyond = ranking.excess(study.constraints, ranking.metrics_of(searched[0]))
+        worst = max(beyond, key=lambda name: beyond[name])
+        raise ValueError(
+            f"constraints: none of {len(searched)} finished configurations keeps them; the nearest, "
+            f"{searched[0]['trial']}, breaks {worst} by {100 * beyond[worst]:.3g} %; widen it in a new study, or extend"
+        )
+    for row in kept:
         if len(found) >= limit:
             break
         found.setdefault(row["config_hash"], (row["trial"], config_of(row)))

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from mmts_ray.config import ENCODING, SEED, TrialConfig, legal
-from mmts_ray.plan import Planned, Rows, config_of, next_number, trial_id
+from mmts_ray.plan import Planned, config_of, next_number, trial_id
+from mmts_ray.ranking import Rows
 from mmts_ray.space import did_you_mean
 from mmts_ray.study import StudyConfig
 

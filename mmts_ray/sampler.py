@@ -9,6 +9,7 @@ re-attaching repeats none.
 import hashlib
 import json
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mmts_ray.study import STRATEGIES, StudyConfig, grid
 from mmts_ray.tpe import BoundedTPE
 
 JOURNAL = "optuna.journal"
+MOST = 1e9  # by how much an infeasible trial breaks every constraint
 
 
 class Sampler:
@@ -78,8 +80,19 @@ class Sampler:
     def running(self, number: int) -> bool:
         return number in self._live or self.study.get_trials(deepcopy=False)[number].state == TrialState.RUNNING
 
-    def tell(self, number: int, *, status: str, values: list[float] | None, epoch: int = 0) -> None:
-        """Report the end of an asked trial. Telling twice is harmless: the first word stands."""
+    def tell(
+        self,
+        number: int,
+        *,
+        status: str,
+        values: list[float] | None,
+        epoch: int = 0,
+        excess: Mapping[str, float] | None = None,
+    ) -> None:
+        """Report the end of an asked trial, `excess` by how much it breaks which constraint (above 0).
+
+        Telling twice is harmless: the first word stands.
+        """
         if not self.running(number):
             return
         trial = self._live.pop(number, None) or optuna.Trial(self.study, self._trial_id(number))
@@ -88,10 +101,19 @@ class Sampler:
         state, values, seen = self._end(status, values, epoch)
         for step, value in seen.items():
             trial.report(value, step=step)
+        for name, beyond in self._excess(status, excess).items():
+            trial.set_constraint(name, beyond)
         self.study.tell(trial, values, state=state)
 
     def adopt(
-        self, trial: str, config: TrialConfig, *, status: str, values: list[float] | None, epoch: int = 0
+        self,
+        trial: str,
+        config: TrialConfig,
+        *,
+        status: str,
+        values: list[float] | None,
+        epoch: int = 0,
+        excess: Mapping[str, float] | None = None,
     ) -> bool:
         """Make a trial known that was not asked here (a baseline, a control, a lost journal, another space).
 
@@ -120,6 +142,7 @@ class Sampler:
                 distributions={path: _distribution(by_path[path]) for path in params},
                 values=values,
                 intermediate_values=seen,
+                constraints=self._excess(status, excess),
                 user_attrs={"trial": trial, **({"status": status} if status != "done" else {})},
             )
         )
@@ -142,6 +165,12 @@ class Sampler:
             several = len(self.study.directions) > 1
             return TrialState.PRUNED, None, {} if several else {epoch: values[0]}
         return (TrialState.PRUNED if status in ("stopped", "infeasible") else TrialState.FAIL), None, {}
+
+    def _excess(self, status: str, excess: Mapping[str, float] | None) -> dict[str, float]:
+        """Finite constraint values; without any an infeasible trial would rank above one that breaks a constraint."""
+        names = [f"{name} {side} {bound:g}" for name, side, bound in self.config.constraints]
+        found = {**dict.fromkeys(names, MOST)} if status == "infeasible" else dict(excess or {})
+        return {name: min(value, MOST) for name, value in found.items()}
 
     def _trial_id(self, number: int) -> int:
         return self.study.get_trials(deepcopy=False)[number]._trial_id

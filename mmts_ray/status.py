@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmts_ray import results, storage
+from mmts_ray import ranking, results, storage
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+FRONT = 20  # configurations of a trade-off that are listed as text
 NOTE = "driver.json"
 SILENT_SECONDS = 30.0  # a driver that has not written its note for so long may be gone
 STATES = ("done", "stopped", "infeasible", "failed", "running", "waiting")
@@ -54,11 +55,24 @@ class Watch:
 
 def _summary(study_dir: Path, trials: list[dict[str, Any]]) -> dict[str, Any]:
     meta = results.read_meta(study_dir)
-    (metric, mode), *_ = meta["objective"].items()
-    sign = 1 if mode == "max" else -1
-    done = [t for t in trials if t["status"] == "done" and t.get(f"metric.{metric}") is not None]
-    searched = [t for t in done if t["kind"] in ("search", "baseline")]
-    best = max(searched, key=lambda t: sign * t[f"metric.{metric}"], default=None)
+    known = {trial["trial"]: trial for trial in trials}
+    (metric, mode), *others = meta["objective"].items()
+    objective = tuple(meta["objective"].items())
+    bounds = [(name, side, b) for name, sides in meta.get("constraints", {}).items() for side, b in sides.items()]
+    groups = ranking.grouped(known, tuple(meta.get("seeds", ())))
+    judged = [row for row in groups.values() if row["kind"] in ("baseline", "control", "search")]
+    order = ranking.ranked(objective, bounds, judged)
+    kept = [row for row in order if not ranking.broken(bounds, ranking.metrics_of(row))]
+    best = kept[0] if kept else None
+
+    def shown(row: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "trial": row["trial"],
+            "name": row.get("name"),
+            **{name: row[f"metric.{name}"] for name, _ in objective},
+            "parameters": {p["path"]: row.get(f"param.{p['path']}") for p in meta["space"]},
+        }
+
     counts: dict[str, int] = {}
     for trial in trials:
         counts[trial["status"]] = counts.get(trial["status"], 0) + 1
@@ -74,13 +88,11 @@ def _summary(study_dir: Path, trials: list[dict[str, Any]]) -> dict[str, Any]:
         "device_hours": sum(t.get("device_seconds") or 0 for t in trials) / 3600,
         "lost_device_hours": sum(t.get("lost_device_seconds") or 0 for t in trials) / 3600,
         "first_error": next((f"{t['trial']}: {t.get('error')}" for t in trials if t["status"] == "failed"), None),
-        "best": best
-        and {
-            "trial": best["trial"],
-            "name": best.get("name"),
-            metric: best[f"metric.{metric}"],
-            "parameters": {p["path"]: best.get(f"param.{p['path']}") for p in meta["space"]},
-        },
+        "seeds": len(meta.get("seeds", ())) or 1,
+        "constraints": [f"{name} {'at most' if side == 'max' else 'at least'} {b:g}" for name, side, b in bounds],
+        "keep_constraints": f"{len(kept)} of {len(order)}" if bounds else None,
+        "best": best and shown(best),
+        "front": [shown(row) for row in ranking.front(objective, bounds, judged)] if others else [],
         "driver": driver,
         "seconds_left": driver and seconds_left(driver, time.time()),
     }
@@ -130,11 +142,14 @@ def text(now: dict[str, Any]) -> str:
         + (f", {lost:.2g} of them trained again after a kill" if lost else ""),
         *driver_lines(now),
     ]
-    best = now["best"]
-    if best:
-        name = f" ({best['name']})" if best["name"] else ""
-        values = ", ".join(parameters(best))
-        lines.append(f"best so far: {best['trial']}{name} {now['metric']} {best[now['metric']]:.4f}  {values}")
+    if now["constraints"]:
+        lines.append(f"{now['keep_constraints']} finished configurations keep {', '.join(now['constraints'])}")
+    if now["front"]:
+        lines.append(f"{len(now['front'])} configurations that no other beats in every metric:")
+        lines += [f"  {_line(row)}" for row in now["front"][:FRONT]]
+    elif now["best"]:
+        mean = f", mean of {now['seeds']} seeds" if now["seeds"] > 1 else ""
+        lines.append(f"best so far{mean}: {_line(now['best'])}")
     return "\n".join(lines)
 
 
@@ -223,3 +238,10 @@ def watch(study_dir: Path, *, as_json: bool) -> None:
         while True:
             print(json.dumps(look()) if as_json else text(look()) + "\n", flush=True)
             time.sleep(2)
+
+
+def _line(row: Mapping[str, Any]) -> str:
+    """A configuration: its trial, its metrics, its searched parameters."""
+    name = f" ({row['name']})" if row["name"] else ""
+    metrics = ", ".join(f"{k} {v:.4f}" for k, v in row.items() if k not in ("trial", "name", "parameters"))
+    return f"{row['trial']}{name} {metrics}  {', '.join(parameters(row))}"

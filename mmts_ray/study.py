@@ -28,7 +28,9 @@ STRATEGIES = {
     "tpe": Strategy("tpe", "", "tree-structured Parzen estimator (multivariate), no early stopping"),
     "tpe_asha": Strategy("tpe", "asha", "TPE, and ASHA stops the worst two thirds at epochs 1, 3, 9, ..."),
     "nsga2": Strategy("nsga2", "", "genetic search for the trade-off of two or more metrics"),
+    "nsga2_asha": Strategy("nsga2", "asha", "NSGA-II, and ASHA stops the worst two thirds by the first metric"),
 }
+SEVERAL = ("random", "grid", "tpe", "nsga2")  # samplers that take several metrics
 MAX_GRID = 100_000
 
 
@@ -58,6 +60,7 @@ class StudyConfig:
 
     study: str
     objective: tuple[tuple[str, str], ...]
+    constraints: tuple[tuple[str, str, float], ...]
     strategy: str
     trials: int
     controls: int
@@ -81,7 +84,8 @@ class StudyConfig:
     @property
     def watched(self) -> tuple[str, ...]:
         """The metrics that decide something: which configuration is better."""
-        return tuple(name for name, _ in self.objective)
+        names = [*(name for name, _ in self.objective), *(name for name, _, _ in self.constraints)]
+        return tuple(dict.fromkeys(names))
 
     def seeds_of(self, config: TrialConfig) -> tuple[int, ...]:
         """The seeds that a baseline, control or searched configuration runs on; each is a trial."""
@@ -135,6 +139,7 @@ def to_dict(study: StudyConfig) -> dict[str, Any]:
     return {
         "study": study.study,
         "objective": dict(study.objective),
+        "constraints": constraints(study),
         "strategy": study.strategy,
         "trials": study.trials,
         "controls": study.controls,
@@ -150,6 +155,14 @@ def to_dict(study: StudyConfig) -> dict[str, Any]:
         "grid_points": study.grid_points,
         "loggers": list(study.loggers),
     }
+
+
+def constraints(study: StudyConfig) -> dict[str, dict[str, float]]:
+    """What each constrained metric may be: {metric: {max: bound}}."""
+    found: dict[str, dict[str, float]] = {}
+    for name, side, bound in study.constraints:
+        found.setdefault(name, {})[side] = bound
+    return found
 
 
 def grid(study: StudyConfig) -> list[dict[str, Any]]:

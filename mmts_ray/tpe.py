@@ -55,11 +55,15 @@ class _Remembered(optuna.Study):
 
 
 def remembered(trials: list[FrozenTrial], maximised: list[bool]) -> list[FrozenTrial]:
-    """Those that run, the `BEST` complete ones by each objective, and the newest, `MEMORY` in all, by number."""
+    """Those that run, the `BEST` complete ones by each objective, and the newest, `MEMORY` in all, by number.
+
+    Among the best are only those that keep the constraints, if any does.
+    """
     ended = [t for t in trials if t.state.is_finished()]
     if len(ended) <= MEMORY:
         return trials
     complete = [t for t in ended if t.state == TrialState.COMPLETE]
+    complete = [t for t in complete if not any(v > 0 for v in t.constraints.values())] or complete
     kept: dict[int, FrozenTrial] = {}
     for place, largest in enumerate(maximised):
         sign = 1 if largest else -1

@@ -8,7 +8,7 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
 
-from mmts_ray import space_file, tpe
+from mmts_ray import ranking, space_file, tpe
 from mmts_ray.config import from_flat
 from mmts_ray.sampler import JOURNAL, Sampler
 
@@ -53,10 +53,11 @@ def test_points_are_legal_conditional_and_the_same_for_the_same_seed(tmp_path):
     assert life(Sampler(replace(study, seed=1), tmp_path), 0, 15) != one
 
 
-@pytest.mark.parametrize("strategy", ["tpe", "random", "nsga2", "tpe_asha"])
+@pytest.mark.parametrize("strategy", ["tpe", "random", "nsga2", "tpe_asha", "tpe of two"])
 def test_reattaching_continues_the_sequence_and_repeats_nothing(tmp_path, strategy):
-    goals = {"val_i2t_r1": "max", "val_modality_distance": "min"} if strategy == "nsga2" else {"val_i2t_r1": "max"}
-    study = study_of(strategy=strategy, objective=goals)
+    goals = {"val_i2t_r1": "max", "val_modality_distance": "min"}
+    goals = goals if strategy in ("nsga2", "tpe of two") else {"val_i2t_r1": "max"}
+    study = study_of(strategy=strategy.partition(" ")[0], objective=goals)
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     straight = life(Sampler(study, tmp_path / "a"), 0, 12)
@@ -213,3 +214,60 @@ def test_what_tpe_sees_of_a_long_study_is_bounded_and_holds_the_best_the_newest_
     assert {0, 2 * tpe.MEMORY - 1} <= {t.number for t in tpe.remembered(both, [True, True])}, (
         "the ends of the trade-off"
     )
+
+
+TWO = {"val_i2t_r1": "max", "val_modality_distance": "min"}
+# several parameters: of one alone NSGA-II keeps nothing, it mutates one in each child
+WIDE = {"search": {"loss.r_mix": {"uniform": [0, 1]}, "train.warmup": {"uniform": [0, 0.5]}}}
+WIDE["search"]["model.text_dropout"] = {"uniform": [0, 0.5]}
+
+
+@pytest.mark.parametrize("strategy", ["tpe_asha", "nsga2_asha"])
+def test_under_several_metrics_a_stopped_trial_is_pruned_and_ranks_below_every_complete_one(strategy, tmp_path):
+    sampler = Sampler(space_file.parse({**WIDE, "trials": 60, "strategy": strategy, "objective": TWO}), tmp_path)
+    high = []
+    for index in range(60):
+        number, point = sampler.ask(f"t{index}", index)
+        stopped = point["loss.r_mix"] > 0.5
+        high.append(stopped)
+        sampler.tell(number, status="stopped" if stopped else "done", values=[0.5, 0.5 + point["loss.r_mix"]], epoch=1)
+    known = sampler.study.get_trials()
+    assert {t.state for t in known} == {TrialState.COMPLETE, TrialState.PRUNED}
+    assert all(t.values is None for t in known if t.state == TrialState.PRUNED)
+    assert all(t.state == TrialState.COMPLETE for t in sampler.study.best_trials)
+    assert sum(high[-30:]) < 15, "the sampler goes on where trials are stopped"
+
+
+@pytest.mark.parametrize("strategy", ["tpe", "nsga2"])
+def test_constraints_are_told_and_the_sampler_learns_to_keep_them(strategy, tmp_path):
+    """The objective pulls to 1, the constraint allows 0.3 of the range; an infeasible trial breaks it more than any."""
+    bounds = {"val_modality_distance": {"max": 0.3}}
+    goals = {"val_i2t_r1": "max"} if strategy == "tpe" else TWO
+    space = {**WIDE, "trials": 80, "strategy": strategy, "objective": goals}
+    kept = {}
+    for name, constraints in (("free", {}), ("bound", bounds)):
+        study = space_file.parse({**space, "constraints": constraints})
+        (tmp_path / name).mkdir()
+        sampler = Sampler(study, tmp_path / name)
+        inside = []
+        for index in range(80):
+            number, point = sampler.ask(f"t{index}", index)
+            x = point["loss.r_mix"]
+            inside.append(x <= 0.3)
+            values = [x, 1 - x][: len(goals)]
+            excess = ranking.excess(study.constraints, {"val_modality_distance": x})
+            sampler.tell(number, status="infeasible" if x > 0.95 else "done", values=values, excess=excess)
+        kept[name] = sum(inside[-40:])
+        told = sampler.study.get_trials()
+        assert all(bool(t.constraints) == bool(constraints) for t in told)
+    assert kept["bound"] > 2 * max(kept["free"], 5)
+    broken = [max(t.constraints.values()) for t in told if t.user_attrs.get("status") == "infeasible"]
+    assert all(value == 1e9 for value in broken)
+
+
+def test_adopted_trials_bring_their_constraints(tmp_path):
+    sampler = Sampler(study_of(constraints={"val_modality_distance": {"max": 0.5}}), tmp_path)
+    inside = from_flat({"train.lr": 0.01, "loss.r_mix": 0.0, "groups.k": 10})
+    excess = ranking.excess(sampler.config.constraints, {"val_modality_distance": 0.75})
+    assert sampler.adopt("t0000", inside, status="done", values=[0.3], excess=excess)
+    assert sampler.study.get_trials()[0].constraints == {"val_modality_distance max 0.5": 0.5}

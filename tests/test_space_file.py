@@ -167,7 +167,21 @@ REFUSED = {
     "unknown strategy": (GOOD + "strategy: tpee\n", 12, ["tpee", "did you mean tpe", "random", "nsga2"]),
     "test metric": (GOOD + "objective: {test_r1: max}\n", 12, ["test split must not guide"]),
     "unknown metric": (GOOD + "objective: {val_i2t_r2: max}\n", 12, ["val_i2t_r2", "is not a metric", "val_i2t_r1"]),
-    "two metrics under tpe": (GOOD + "objective: {val_i2t_r1: max, val_modality_distance: min}\n", 12, ["nsga2"]),
+    "one metric under nsga2": (
+        GOOD + "objective: {val_i2t_r1: max}\nstrategy: nsga2_asha\n",
+        12,
+        ["nsga2_asha needs two or more metrics"],
+    ),
+    "unknown constraint": (GOOD + "constraints: {val_modality: {max: 1}}\n", 12, ["val_modality", "did you mean"]),
+    "constraint without a side": (GOOD + "constraints: {val_modality_distance: 0.5}\n", 12, ["0.5", "{max: bound}"]),
+    "constraint that none keeps": (
+        GOOD + "constraints: {val_modality_distance: {min: 1, max: 0.5}}\n",
+        12,
+        ["min 1 is above max 0.5"],
+    ),
+    "constraint on the test split": (GOOD + "constraints: {test_i2t_r1: {min: 0.1}}\n", 12, ["must not guide"]),
+    "controls of a grid": (GOOD + "strategy: grid\ncontrols: 3\n", 13, ["a grid is not sampled"]),
+    "more controls than trials": (GOOD + "controls: 5\n", 12, ["5 of 4 trials"]),
     "unknown condition": (
         GOOD.replace("[0.01, 0.1]}", "[0.01, 0.1], when: {loss.mix_mod: replace}}"),
         9,

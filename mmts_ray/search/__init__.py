@@ -12,7 +12,6 @@ from mmts_ray.features import Frozen
 from mmts_ray.loggers import Loggers
 from mmts_ray.plan import (
     Planned,
-    Rows,
     config_of,
     confirmations,
     evaluations,
@@ -22,8 +21,8 @@ from mmts_ray.plan import (
     next_number,
     start_records,
     unfinished,
-    values_of,
 )
+from mmts_ray.ranking import Rows, excess, metrics_of, values
 from mmts_ray.sampler import Sampler
 from mmts_ray.search.drive import drive
 from mmts_ray.search.lease import lease
@@ -137,7 +136,9 @@ def _synchronise(study: StudyConfig, sampler: Sampler, groups: Rows) -> None:
     for trial, row in groups.items():
         if row["kind"] in results.FRESH or row["status"] not in results.FINISHED:
             continue
-        end = {"status": row["status"], "values": values_of(study, row), "epoch": row["epoch"]}
+        metrics = metrics_of(row)
+        end = {"status": row["status"], "values": values(study.objective, metrics), "epoch": row["epoch"]}
+        end["excess"] = excess(study.constraints, metrics) if metrics else None
         if trial in sampler.number_of:
             sampler.tell(sampler.number_of[trial], **end)
         else:

@@ -11,13 +11,12 @@ from mmts_ray import results, storage
 from mmts_ray.plan import (
     MOST_REPEATS,
     Planned,
-    Rows,
     grouped,
-    objective_values,
+    ranked,
     start_records,
     trial_id,
-    values_of,
 )
+from mmts_ray.ranking import Metrics, Rows, excess, metrics_of, values
 from mmts_ray.sampler import Sampler
 from mmts_ray.study import StudyConfig
 from mmts_ray.trial.run import checkpoint_dir
@@ -70,11 +69,10 @@ class Proposals(Searcher):
         self.reports = scheduled
         # what ran or runs, by configuration, with its values once they are known
         groups = [row for row in grouped(study, known).values() if row["kind"] not in results.FRESH]
-        self.ran = {row["config_hash"]: values_of(study, row) if row["status"] == "done" else None for row in groups}
+        self.ran = {row["config_hash"]: metrics_of(row) if row["status"] == "done" else None for row in groups}
         self.ran |= {p.config.hash: None for p in plan}
-        sign = 1 if study.objective[0][1] == "max" else -1
-        done = [(row, values_of(study, row)) for row in groups if row["kind"] in SAMPLED and row["status"] == "done"]
-        self.kept = sorted(((sign * v[0], row["trial"]) for row, v in done if v), reverse=True)[:KEEP_BEST]
+        done = [row for row in groups if row["kind"] in SAMPLED and row["status"] == "done"]
+        self.best = ranked(study, done)[:KEEP_BEST]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
         try:
@@ -132,8 +130,8 @@ class Proposals(Searcher):
                 seeds = self.study.seeds_of(config)
                 return Planned(trial=trial, kind="search", name=None, config=config, seeds=seeds)
             # the same configuration and seed give the same numbers: remind the sampler instead of training again
-            values = self.ran[config.hash]
-            self.sampler.tell(number, status="done" if values else "failed", values=values)
+            metrics = self.ran[config.hash]
+            self.sampler.tell(number, status="done" if metrics else "failed", **self._told(metrics or {}))
         self.wanted = 0
         return None
 
@@ -172,15 +170,22 @@ class Proposals(Searcher):
 
     def finish(self, planned: Planned, status: str, metrics: dict[str, float], *, epoch: int) -> None:
         """Tell the sampler how a configuration ended, and keep its weights only if they are among the best."""
-        values = objective_values(self.study, metrics)
+        told = self._told(metrics)
         if self.sampler is not None and planned.kind not in results.FRESH:
             number = self.sampler.number_of.get(planned.trial)
             if number is not None:
-                self.sampler.tell(number, status=status, values=values, epoch=epoch)
+                self.sampler.tell(number, status=status, epoch=epoch, **told)
             else:
-                self.sampler.adopt(planned.trial, planned.config, status=status, values=values, epoch=epoch)
-        self.ran[planned.config.hash] = values if status == "done" else None
-        self._prune(planned, status, values)
+                self.sampler.adopt(planned.trial, planned.config, status=status, epoch=epoch, **told)
+        self.ran[planned.config.hash] = metrics if status == "done" else None
+        self._prune(planned, status, metrics)
+
+    def _told(self, metrics: Metrics) -> dict[str, Any]:
+        """What the sampler hears of a configuration: its values, and by how much it breaks the constraints."""
+        return {
+            "values": values(self.study.objective, metrics),
+            "excess": excess(self.study.constraints, metrics) if metrics else None,
+        }
 
     def stop(self, planned: Planned, steps: list[dict[str, Any]]) -> None:
         """End an interrupted configuration where it stands: the scheduler has stopped it."""
@@ -220,15 +225,13 @@ class Proposals(Searcher):
                 }
             )
 
-    def _prune(self, planned: Planned, status: str, values: list[float] | None) -> None:
+    def _prune(self, planned: Planned, status: str, metrics: Metrics) -> None:
         """Keep the weights of the best few sampled trials, and of everything that is compared; delete the rest."""
         if planned.kind not in SAMPLED:
             return
-        drop = [planned.trial]
-        if status == "done" and values:
-            sign = 1 if self.study.objective[0][1] == "max" else -1
-            order = sorted([*self.kept, (sign * values[0], planned.trial)], reverse=True)
-            self.kept, drop = order[:KEEP_BEST], [trial for _, trial in order[KEEP_BEST:]]
+        row = {"trial": planned.trial, "status": status, **{f"metric.{k}": v for k, v in metrics.items()}}
+        self.best = ranked(self.study, before := [*self.best, row])[:KEEP_BEST]
+        drop = {one["trial"] for one in before} - {one["trial"] for one in self.best}
         for group in drop:
             for folder in [
                 checkpoint_dir(self.study_dir, group),

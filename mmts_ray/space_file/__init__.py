@@ -1,7 +1,8 @@
 """A search-space file, read and checked: what is fixed, what is searched, what is compared with, and how it is judged.
 
 study: demo                         # name, also of the default folder studies/demo
-objective: {val_i2t_r1: max}        # one metric, or several for nsga2
+objective: {val_i2t_r1: max}        # one metric, or several for a trade-off
+constraints: {val_modality_distance: {max: 0.5}}  # what a configuration must keep to win; the strategy learns to
 strategy: tpe                       # see STRATEGIES
 trials: 32                          # configurations; baselines come on top and run first
 controls: null                      # so many of the trials are drawn at random and never stopped early: they say what
@@ -36,7 +37,7 @@ from mmts_ray.results import FRESH_SEEDS
 from mmts_ray.space import Float, Int, Text, did_you_mean, parse_at
 from mmts_ray.space_file.searched import flatten_search, parse_search
 from mmts_ray.space_file.yaml_rows import read_yaml
-from mmts_ray.study import STRATEGIES, Resources, StudyConfig, grid
+from mmts_ray.study import SEVERAL, STRATEGIES, Resources, StudyConfig, grid
 
 CONTROLS = 20  # enough for a rank correlation with an interval of about 0.25, as simulated
 ENOUGH_FOR_CONTROLS = 100  # trials of which 20 can be spared
@@ -44,6 +45,7 @@ ENOUGH_FOR_CONTROLS = 100  # trials of which 20 can be spared
 KEYS: dict[str, Any] = {
     "study": None,
     "objective": {"val_i2t_r1": "max"},
+    "constraints": {},
     "strategy": "tpe",
     "trials": 32,
     "controls": None,
@@ -125,6 +127,7 @@ def parse(raw: Any, *, overrides: Mapping[str, Any] | None = None, default_name:
     study = StudyConfig(
         study=_text("study", given["study"] or default_name),
         objective=_objective(given["objective"]),
+        constraints=_constraints(given["constraints"]),
         strategy=_one_of("strategy", given["strategy"], STRATEGIES),
         trials=parse_at("trials", Int(0, 1_000_000), given["trials"]),
         controls=_controls(given),
@@ -181,11 +184,15 @@ def _check_study(study: StudyConfig) -> None:
     if study.searched and not study.trials and study.strategy != "grid":
         raise ValueError("trials: 0, but parameters are searched; legal is a whole number above 0")
     several = len(study.objective) > 1
-    if several and study.strategy != "nsga2":
-        raise ValueError(f"objective: {len(study.objective)} metrics need strategy nsga2, not {study.strategy}")
-    if not several and study.strategy == "nsga2":
+    sampler = STRATEGIES[study.strategy].sampler
+    if several and sampler not in SEVERAL:
+        fitting = ", ".join(name for name, strategy in STRATEGIES.items() if strategy.sampler in SEVERAL)
+        count = len(study.objective)
+        raise ValueError(f"objective: {study.strategy} takes one metric; for {count} legal are {fitting}")
+    if not several and sampler == "nsga2":
         raise ValueError(
-            "objective: strategy nsga2 needs two or more metrics, as in {val_i2t_r1: max, val_modality_distance: min}"
+            f"objective: strategy {study.strategy} needs two or more metrics, as in "
+            "{val_i2t_r1: max, val_modality_distance: min}"
         )
     if study.controls and study.strategy == "grid":
         raise ValueError("controls: a grid is not sampled; legal is 0")
@@ -243,14 +250,33 @@ def _objective(value: Any) -> tuple[tuple[str, str], ...]:
     for metric, mode in value.items():
         if mode not in ("max", "min"):
             raise ValueError(f"objective: {metric} has mode {mode!r}; legal are max, min")
-        if not str(metric).startswith("val_"):
-            split = "the test split must not guide a search; " if str(metric).startswith("test_") else ""
-            raise ValueError(f"objective: {metric!r}: {split}legal are validation metrics, val_...")
-        if str(metric).removeprefix("val_") not in METRICS:
-            legal_names = [f"val_{n}" for n in METRICS]
-            hint = did_you_mean(metric, legal_names)
-            raise ValueError(f"objective: {metric!r} is not a metric{hint}; legal are {', '.join(legal_names)}")
+        _check_metric("objective", metric)
     return tuple((str(k), str(v)) for k, v in value.items())
+
+
+def _constraints(value: Any) -> tuple[tuple[str, str, float], ...]:
+    if not isinstance(value or {}, Mapping):
+        raise ValueError(f"constraints: needs {{metric: {{max: bound}}}}, not {value!r}")
+    found = []
+    for metric, sides in (value or {}).items():
+        _check_metric("constraints", metric)
+        if not isinstance(sides, Mapping) or not sides or not {*sides} <= {"min", "max"}:
+            raise ValueError(f"constraints: {metric}: {sides!r}; legal is {{max: bound}}, {{min: bound}} or both")
+        ends = {side: parse_at(f"constraints.{metric}.{side}", Float(-1e12, 1e12), b) for side, b in sides.items()}
+        if len(ends) > 1 and ends["min"] > ends["max"]:
+            raise ValueError(f"constraints: {metric}: min {ends['min']:g} is above max {ends['max']:g}")
+        found += [(str(metric), side, float(ends[side])) for side in sorted(ends)]
+    return tuple(found)
+
+
+def _check_metric(where: str, metric: Any) -> None:
+    if not str(metric).startswith("val_"):
+        split = "the test split must not guide a search; " if str(metric).startswith("test_") else ""
+        raise ValueError(f"{where}: {metric!r}: {split}legal are validation metrics, val_...")
+    if str(metric).removeprefix("val_") not in METRICS:
+        legal_names = [f"val_{n}" for n in METRICS]
+        hint = did_you_mean(metric, legal_names)
+        raise ValueError(f"{where}: {metric!r} is not a metric{hint}; legal are {', '.join(legal_names)}")
 
 
 def _baselines(value: Any) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]:
