@@ -49,7 +49,7 @@ def candidates(study: Study) -> tuple[Candidate, ...]:
     """Configurations that have fresh runs, in order of label."""
     fresh = study.trials[study.trials["kind"] == "confirm"]
     names = study.trials[study.trials["kind"] == "baseline"]
-    searched = study.trials[study.trials["kind"] == "search"]
+    searched = study.trials[study.trials["kind"].isin(["control", "search"])]
     baselines = {*map(str, study.meta.get("baselines") or []), *names["name"].dropna()}
     found = []
     for key, runs in fresh.groupby(fresh["config_hash"].fillna(fresh["name"]).fillna(fresh["trial"]), sort=True):
@@ -70,15 +70,21 @@ def candidates(study: Study) -> tuple[Candidate, ...]:
 def choose(study: Study) -> Chosen:
     """Rank the configurations other than the default by mean validation score on fresh seeds.
 
-    Those with at least three seeds come first: one lucky run must not beat five.
+    Those that keep the study's constraints come first, then those with at least three seeds: one lucky run must not
+    beat five.
     """
     found = candidates(study)
     default = next((c for c in found if c.source == "baseline" and c.label == study.default), None)
     column, better = study.objective.column, study.objective.better
 
-    def rank(candidate: Candidate) -> tuple[bool, float, str]:
+    def rank(candidate: Candidate) -> tuple[bool, bool, float, str]:
         values = candidate.values(column)
-        return (len(values) < FRESH_NEEDED, -better * float(values.mean()), candidate.label)
+        return (
+            bool(broken(study, candidate)),
+            len(values) < FRESH_NEEDED,
+            -better * float(values.mean()),
+            candidate.label,
+        )
 
     rivals = sorted((c for c in found if c is not default and len(c.values(column))), key=rank)
     winner, runner_up = [*rivals, None, None][:2]
@@ -91,8 +97,30 @@ def best_of_search(study: Study) -> pd.Series | None:
     pool = study.searched if len(study.searched) else study.finished
     if pool.empty:
         return None
+    kept = np.ones(len(pool), dtype=bool)
+    for metric, side, bound in bounds(study):
+        column = f"metric.{metric}"
+        seen = pd.to_numeric(pool[column], errors="coerce") if column in pool else pd.Series(np.nan, index=pool.index)
+        kept &= (seen <= bound if side == "max" else seen >= bound).to_numpy()
     order = (pool["score"] * study.objective.better).to_numpy()
-    return pool.iloc[int(np.argmax(order))]
+    return pool.iloc[int(np.argmax(np.where(kept, order, -np.inf) if kept.any() else order))]
+
+
+def bounds(study: Study) -> list[tuple[str, str, float]]:
+    """The study's constraints: (metric, max or min, bound)."""
+    given = study.meta.get("constraints")
+    sides = given.items() if isinstance(given, Mapping) else []
+    return [(str(metric), str(side), float(b)) for metric, ends in sides for side, b in ends.items()]
+
+
+def broken(study: Study, candidate: Candidate) -> list[str]:
+    """The constraints that a candidate breaks on the average of its fresh seeds, in words."""
+    found = []
+    for metric, side, bound in bounds(study):
+        mean = float(candidate.values(f"metric.{metric}").mean())
+        if not (mean <= bound if side == "max" else mean >= bound):
+            found.append(f"{metric} {'at most' if side == 'max' else 'at least'} {bound:g} (mean {mean:.4g})")
+    return found
 
 
 def best_config(study: Study) -> tuple[str | None, Mapping[str, Any]]:

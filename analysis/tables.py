@@ -152,10 +152,12 @@ class Study:
 
     @property
     def finished(self) -> pd.DataFrame:
-        """Baselines, controls and search trials that reached their end with a finite score."""
-        return self.trials[
-            self.trials["kind"].isin(["baseline", "control", "search"]) & (self.trials["state"] == "done")
-        ]
+        """Baselines, controls and search trials that ended with a finite score; the seeds of one are averaged."""
+        compared = self.trials[self.trials["kind"].isin(["baseline", "control", "search"])]
+        done = compared["state"] == "done"
+        if not compared["trial"].astype(str).str.contains("-").any():
+            return compared[done]
+        return _averaged(compared, done)
 
     @property
     def searched(self) -> pd.DataFrame:
@@ -207,6 +209,19 @@ def load(study_dir: str | Path) -> Study:
         ledger_hash=digest,
         path=str(folder),
     )
+
+
+def _averaged(trials: pd.DataFrame, done: pd.Series) -> pd.DataFrame:
+    """One row per configuration of which every seed is done: its first trial's, with the means and the whole cost."""
+    group = trials["trial"].astype(str).map(results.group_of)
+    whole = trials[done.groupby(group).transform("all")]
+    group = group[whole.index]
+    first = whole[~group.duplicated()].copy()
+    names = group[first.index]
+    for name in [c for c in whole if str(c).startswith("metric.") or c == "score"]:
+        first[name] = pd.to_numeric(whole[name], errors="coerce").groupby(group).mean().loc[names].to_numpy()
+    first["device_seconds"] = whole["device_seconds"].groupby(group).sum().loc[names].to_numpy()
+    return first
 
 
 def lost_trials(study: Study) -> pd.DataFrame:

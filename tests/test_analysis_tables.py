@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from ledger_maker import OBJECTIVE, SPACE, Maker, arms, meta_of, native, synthetic, write_study
 from mmts_ray.analysis import choice, tables
+from mmts_ray.analysis.panels import verdict
 
 VAL = f"val_{OBJECTIVE}"
 
@@ -160,3 +161,46 @@ def test_the_hash_is_of_the_records_not_of_the_files(tmp_path):
     path.write_text("".join(lines[:7]))
     (folder / "ledger" / "another.jsonl").write_text("".join(lines[7:]))
     assert tables.load(folder).ledger_hash == before
+
+
+def test_the_seeds_of_a_configuration_are_one_observation_and_count_only_together(tmp_path):
+    maker = Maker("s")
+    one, two = native(np.full(6, 0.4)), native(np.full(6, 0.6))
+    maker.run("t0000", "search", one, {VAL: 0.30}, seed=0)
+    maker.run("t0000-1", "search", one, {VAL: 0.34}, seed=1)
+    maker.run("t0001", "control", two, {VAL: 0.50}, seed=0)
+    maker.run("t0001-1", "control", two, {}, seed=1, status="infeasible", error="loss is non-finite")
+    found = study_of(tmp_path / "s", maker, seeds=[0, 1])
+    assert list(found.searched["trial"]) == ["t0000"], "half of a configuration is no result"
+    assert found.searched["score"].iloc[0] == pytest.approx(0.32)
+    assert found.searched[f"metric.{VAL}"].iloc[0] == pytest.approx(0.32)
+    assert found.searched["device_seconds"].iloc[0] == pytest.approx(6.0)
+    assert len(found.trials) == 4
+
+
+def test_the_winner_keeps_the_constraints_when_any_does(tmp_path):
+    scores = {"paper": [0.30] * 3, "t0001": [0.50, 0.51, 0.52], "t0002": [0.40, 0.41, 0.42]}
+    far = {name: {"val_modality_distance": [gap] * 3} for name, gap in (("t0001", 0.9), ("t0002", 0.4))}
+    bounds = {"val_modality_distance": {"max": 0.5}}
+
+    def chosen(name, **changes):
+        study = tables.load(arms(tmp_path / name, scores, extra=far, **changes))
+        checks = [c for c in verdict.verdict(study).checks if c.name == "the winner keeps the constraints"]
+        warned = [str(c.problem) for c in checks if c.problem]
+        return choice.choose(study).winner.label, warned
+
+    assert chosen("free") == ("t0001", [])
+    assert chosen("bound", constraints=bounds) == ("t0002", [])
+    winner, (warning,) = chosen("none", constraints={"val_modality_distance": {"max": 0.3}})
+    assert winner == "t0001"
+    assert warning == "No configuration with fresh runs keeps the constraints."
+
+
+def test_the_best_of_the_search_keeps_the_constraints_when_any_does(tmp_path):
+    maker = Maker("s")
+    for place, (score, gap) in enumerate([(0.5, 0.9), (0.4, 0.4), (0.3, 0.1)]):
+        point = native(np.full(6, 0.1 + 0.2 * place))
+        maker.run(f"t000{place}", "search", point, {VAL: score, "val_modality_distance": gap})
+    for most, best in ((1.0, "t0000"), (0.5, "t0001"), (0.2, "t0002"), (0.05, "t0000")):
+        study = study_of(tmp_path / f"s{most}", maker, constraints={"val_modality_distance": {"max": most}})
+        assert choice.best_of_search(study)["trial"] == best

@@ -132,7 +132,7 @@ def _lacking(study: Study, rungs: list[int], scores: pd.DataFrame) -> Refusal | 
         f"Needs {NEEDED} random trials that were never stopped ({ENOUGH} for a useful interval); {len(scores)} were."
     )
     steps, column, epoch = study.steps, study.objective.column, rungs[0]
-    done = study.searched[study.searched["epoch"] == last_epoch(study)]
+    done = study.searched[(study.searched["epoch"] == last_epoch(study)) & (study.searched["kind"] == "search")]
     selected = (study.trials["state"] == "stopped").any()
     if selected and not steps.empty and column in steps and "epoch" in steps and len(done) >= NEEDED:
         early = steps[(steps["epoch"] == epoch) & steps["trial"].isin(done["trial"])].groupby("trial")[column].last()

@@ -8,7 +8,7 @@ import pandas as pd
 from markupsafe import Markup
 
 from .. import commands
-from ..choice import FRESH_NEEDED, Candidate, Chosen, best_of_search, candidates, choose
+from ..choice import FRESH_NEEDED, Candidate, Chosen, best_of_search, bounds, broken, candidates, choose
 from ..finding import Alt, Check, Finding, Refusal, check
 from ..model import model_of
 from ..page import Axis, bar
@@ -287,8 +287,18 @@ def _checks(facts: Facts) -> list[Check]:
                 "Either the seed does not reach the run or the metric is too coarse; the interval says nothing.",
             ),
         ]  # fmt: skip
+    if winner is not None and bounds(study):
+        lacking = "; ".join(broken(study, winner))
+        checks.append(
+            check(
+                "the winner keeps the constraints", "changes", bool(lacking),
+                "No configuration with fresh runs keeps the constraints.",
+                "The best of them breaks {lacking}: widen the bound, or search further.",
+                lacking=lacking,
+            )
+        )  # fmt: skip
     best = best_of_search(study)
-    if winner is not None and best is not None and best["kind"] == "search":
+    if winner is not None and best is not None and best["kind"] in ("search", "control"):
         known = any(best["config_hash"] == c.key or best["trial"] == c.label for c in candidates(study))
         checks.append(
             check(
