@@ -21,6 +21,7 @@ import contextlib
 import glob
 import json
 import os
+import re
 import socket
 import time
 from collections.abc import Iterable, Iterator
@@ -137,6 +138,10 @@ def _parsed(lines: Iterable[bytes], steps: bool) -> Iterator[dict[str, Any]]:
             yield record
 
 
+# words by which a record is more than an evaluation; one search for all of them is twice as fast as one for each
+TELLING = re.compile(rb'"(?:status"|param\.|device_seconds")')
+
+
 def _is_step(line: bytes) -> bool:
     """Whether no reading of this line can change a trial: it is no start, no end, and counts no device-seconds.
 
@@ -145,10 +150,9 @@ def _is_step(line: bytes) -> bool:
     status = line.find(b'"status": "running"')
     return (
         status > 0
-        and line.find(b'"status"', status + 1) < 0
-        and b'"param.' not in line
-        and b'"device_seconds"' not in line
         and b"\\" not in line
+        and not TELLING.search(line, 0, status)
+        and not TELLING.search(line, status + 1)
     )
 
 
