@@ -1,6 +1,9 @@
 """The commands that a refusal or warning offers, with the study's own folder and sizes."""
 
+import json
 import shlex
+from collections.abc import Mapping
+from typing import Any
 
 from .tables import Study
 
@@ -37,6 +40,21 @@ def plan(study: Study) -> str:
     """List the runs that are missing around the winner, and run them."""
     folder = shlex.quote(study.folder)
     return f"mmts-ray report {folder} --plan && mmts-ray extend {folder} --plan {folder}/plan.yaml"
+
+
+def elsewhere(study: Study, data: Mapping[str, Any] | None = None) -> str:
+    """The same study on other data: those of `data` (dotted paths), or a place for their name."""
+    folder = study.folder.rstrip("/")
+    given = [f"{path}={json.dumps(value)}" for path, value in sorted((data or {}).items()) if value is not None]
+    words = [
+        "mmts-ray",
+        "search",
+        f"{folder}/study.yaml",
+        "--out",
+        f"{folder}-elsewhere",
+        *(given or ["data.name=OTHER"]),
+    ]
+    return " ".join(map(shlex.quote, words))
 
 
 def fresh_runs(study: Study) -> int:

@@ -206,11 +206,11 @@ def fold(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
         if row.get("status") in FINISHED:
             duplicates += trial in ends
             ends[trial] = row
-        elif any(k.startswith("param.") for k in row):
+        elif _has(row, "param."):
             before = starts.get(trial, {"starts": 0, "time": row.get("time")})
             begins = before["starts"] + (row.get("status") == "running")
             starts[trial] = {**row, "time": before["time"], "starts": begins}
-        elif any(k.startswith("metric.") for k in row):
+        elif _has(row, "metric."):
             key = (trial, int(row.get("step", 0)))
             duplicates += key in steps
             first = steps[key].get("first_time", steps[key].get("time")) if key in steps else row.get("time")
@@ -225,6 +225,11 @@ def fold(rows: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dic
             spends = {"device_seconds": round(reached[trial] + again, 4), "lost_device_seconds": round(again, 4)}
         trials.append({**start, **end, **times, **spends})
     return trials, list(steps.values()), duplicates
+
+
+def _has(row: dict[str, Any], start: str) -> bool:
+    """Whether a key begins so; joined keys are searched several times as fast as one by one."""
+    return f"\n{start}" in "\n".join(("", *row))
 
 
 def group_of(trial: str) -> str:

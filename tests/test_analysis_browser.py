@@ -7,6 +7,7 @@ import chromium
 import pytest
 from ledger_maker import synthetic
 from mmts_ray.analysis import report
+from mmts_ray.analysis.several import write as several
 from test_analysis_report import rich  # noqa: F401  (a fixture)
 
 pytestmark = [
@@ -55,7 +56,10 @@ def page():
 @pytest.fixture(scope="module")
 def written(rich, tmp_path_factory):  # noqa: F811
     plain = synthetic(tmp_path_factory.mktemp("plain") / "plain", trials=30, confirm=0)
-    return {"rich": report.write(rich), "plain": report.write(plain)}
+    other = synthetic(tmp_path_factory.mktemp("other") / "other", trials=30, confirm=3, seed=4)
+    same = synthetic(tmp_path_factory.mktemp("same") / "same", trials=30, confirm=3, seed=5)
+    compared = several.write(several.make([other, same]))
+    return {"rich": report.write(rich), "plain": report.write(plain), "several": compared}
 
 
 def complaints(page):
@@ -67,7 +71,7 @@ def complaints(page):
     ]
 
 
-@pytest.mark.parametrize("name", ["rich", "plain"])
+@pytest.mark.parametrize("name", ["rich", "plain", "several"])
 @pytest.mark.parametrize("dark", [False, True], ids=["day", "night"])
 @pytest.mark.parametrize("width", [400, 1400])
 def test_layout(page, written, width, dark, name):

@@ -200,7 +200,7 @@ def test_a_lower_loss_leads_at_equal_budget(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "words", "command_"),
     [
-        ({"data": {"key": "other"}}, "not on one scale", "mmts-ray extend a"),
+        ({"data": {"key": "other"}}, "not on one scale", "mmts-ray search b/study.yaml --out b-elsewhere data.name="),
         ({"strategy": "tpe"}, "Needs 20 random trials in each study; b has 0", "mmts-ray extend b"),
     ],
 )

@@ -12,9 +12,9 @@ from .. import commands, pictures
 from ..finding import Alt, Check, Finding, Refusal, check
 from ..page import Column, beside, figure, table
 from ..panels.budget import MOST, NEEDED, TOLD, curve_of, random_part
-from ..tables import Metric
+from ..tables import Metric, Study
 from ..wording import count, listing, number, significant
-from .studies import Several
+from .studies import DATA, Several
 
 NAME = "Equal budget"
 
@@ -31,8 +31,8 @@ def curves(several: Several) -> Finding:
         needs = (
             "The studies have different data, so their scores are not on one scale. A study on the same data fills it:"
         )
-        return Finding(NAME, count(several.data_sets, "data set"),
-                       refusal=Refusal(needs, commands.extend(several.studies[0])))  # fmt: skip
+        run = commands.elsewhere(several.studies[1], _data(several.studies[0]))
+        return Finding(NAME, count(several.data_sets, "data set"), refusal=Refusal(needs, run))
     if short:
         names = listing([f"{label} has {len(parts[label])}" for label, _ in short])
         needs = Markup("Needs {} random trials in each study; {}:").format(NEEDED, names)
@@ -85,6 +85,12 @@ def draw(several: Several, finding: Finding) -> Markup:
     told = frame[frame["k"].isin(TOLD)]
     drawn = beside(figure(drawing, "curves-0", finding.alts["curves"]), finding.sentences)
     return drawn + table("curves.curves", told, columns, label="Budgets")
+
+
+def _data(study: Study) -> dict[str, Any]:
+    """What a study's configurations say about its data."""
+    config = next(iter(study.configs.values()), {})
+    return {path: value for path, value in config.items() if path.startswith(DATA)}
 
 
 def _part(frame: pd.DataFrame, metric: Metric) -> tuple[int | None, str | None]:

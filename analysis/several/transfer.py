@@ -27,7 +27,7 @@ def transfer(several: Several) -> Finding:
         needs = (
             "The studies share their data: nothing is carried over. A study of the same space on other data fills it:"
         )
-        return Finding(NAME, "one data set", refusal=Refusal(needs, commands.extend(several.studies[0])))
+        return Finding(NAME, "one data set", refusal=Refusal(needs, commands.elsewhere(several.studies[0])))
     cells, missing = _cells(several)
     frame = pd.DataFrame(
         [(a, b, d.mean, d.lo, d.hi, d.n) for (a, b), d in cells.items()],
