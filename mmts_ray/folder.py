@@ -67,11 +67,13 @@ def same_study(study: StudyConfig, study_dir: Path) -> StudyConfig:
 def create(study: StudyConfig, study_dir: Path, frozen: Frozen, *, command: str, cache_dir: Path | None = None) -> None:
     """Write meta.json and then study.yaml, whose presence makes the folder a study; groups are kept in `cache_dir`."""
     refuse_existing(study_dir)
-    study_dir.mkdir(parents=True, exist_ok=True)
-    results.write_meta(
-        study_dir, {**describe(study, frozen, command=command, cache_dir=cache_dir), **_address(study_dir)}
-    )
-    save(study, study_dir)
+    meta = {**describe(study, frozen, command=command, cache_dir=cache_dir), **_address(study_dir)}
+    try:
+        study_dir.mkdir(parents=True, exist_ok=True)
+        results.write_meta(study_dir, meta)
+        save(study, study_dir)
+    except OSError as problem:
+        raise ValueError(f"{study_dir}: cannot be written ({problem.strerror}); choose another --out") from None
     storage.publish(study_dir, "meta.json", STUDY)
 
 

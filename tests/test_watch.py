@@ -77,7 +77,7 @@ def test_a_waiting_reason_says_how_many_for_what_and_what_is_being_done():
     assert waiting_reason(1, 1, need, {"CPU": 4}, {"CPU": 4}, {}) == "1 trial waiting for 1 GPU each; 0 of 0 GPU free"
     report = {
         "pending_launches": {"gpu_spot": 2},
-        "pending_nodes": [["i-1", "10.0.0.1", "gpu_spot", "setting-up"], ["i-2", "10.0.0.2", "other", "uninitialized"]],
+        "pending_nodes": [["10.0.0.1", "gpu_spot", "setting-up"], ["10.0.0.2", "other", "uninitialized"]],
         "node_availability_summary": {
             "node_availabilities": {
                 "gpu_spot": {"is_available": True, "unavailable_node_information": None},

@@ -47,6 +47,7 @@ def drive(
     """Run what `proposals` hands out until it has nothing left."""
     if not proposals.plan and proposals.wanted <= 0:
         return
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # its tracebacks of deaths: `watch` tells them in a line
     own_ray = not ray.is_initialized()
     if own_ray:
         local: dict[str, Any] = {"resources": {SLOT: LOCAL_SLOTS}} if address == "local" else {}

@@ -130,7 +130,11 @@ class Watch(tune.Callback):
         total, free = ray.cluster_resources(), ray.available_resources()
         report = preflight.report()
         told = report["autoscaler_report"] if report else {}
-        return waiting_reason(number, len(self.proposals.live), self.resources, total, free, told)
+        live = len(self.proposals.live)
+        try:
+            return waiting_reason(number, live, self.resources, total, free, told)
+        except (AttributeError, TypeError, ValueError):  # the report's shape is Ray's own: no trial dies of a display
+            return waiting_reason(number, live, self.resources, total, free, {})
 
 
 def cause_of_death(text: str) -> tuple[str, str]:
@@ -166,7 +170,7 @@ def waiting_reason(
     have = f"{free.get(key, 0):g} of {total.get(key, 0):g} {key} free"
     text = f"{trials} waiting for {need:g} {key} each; {have}"
     starting: dict[str, int] = dict(autoscaler.get("pending_launches") or {})
-    for _, _, kind, _ in autoscaler.get("pending_nodes") or ():
+    for _, kind, _ in autoscaler.get("pending_nodes") or ():  # (address, type, status)
         starting[kind] = starting.get(kind, 0) + 1
     if starting:
         text += "; starting " + ", ".join(f"{count} {kind}" for kind, count in sorted(starting.items()))
