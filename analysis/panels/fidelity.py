@@ -118,7 +118,8 @@ def controls(study: Study, epochs: list[int]) -> pd.DataFrame:
         table_[epoch] = pd.to_numeric(table_["trial"].map(values), errors="coerce").astype(float)
     # the seeds of one configuration are one point
     key = ended["config_hash"].fillna(ended["trial"]).to_numpy()
-    mean = table_.groupby(key, sort=False).agg({"trial": "first", "final": "mean", **{e: "mean" for e in epochs}})
+    how: dict[Any, str] = {"trial": "first", "final": "mean", **dict.fromkeys(epochs, "mean")}
+    mean = table_.groupby(key, sort=False).agg(how)
     return mean.dropna().reset_index(drop=True)
 
 

@@ -135,8 +135,8 @@ def _effect(row: Mapping[str, Any], metric: Metric) -> Markup | str:
 
 def _surface(model: Model, pair: pd.Series) -> pd.DataFrame | None:
     """Predicted score over both parameters, the others at the winner's (else the best trial's) values."""
-    places = [model.place(pair["first"]), model.place(pair["second"])]
-    if any(place is None or model.parameters[place].kind == "choice" for place in places):
+    places = [p for p in (model.place(pair["first"]), model.place(pair["second"])) if p is not None]
+    if len(places) < 2 or any(model.parameters[place].kind == "choice" for place in places):
         return None
     order = (model.points.y * -model.study.objective.better).argsort(kind="stable")
     centre = model.points.u[order[0]] if model.winner is None else model.winner

@@ -121,12 +121,15 @@ def safe_ranges(study: Study) -> list[tuple[str, float, str, str]]:
 def _row(model: Model, place: int, delta: float, strict: float, rings: pd.DataFrame) -> dict[str, Any]:
     parameter, cut = model.parameters[place], model.widths[place]
     own = rings[rings["path"] == parameter.path]
-    head = {"path": parameter.path, "kind": parameter.kind, "ring": _ring_words(own, delta)}
+    head: dict[str, Any] = {"path": parameter.path, "kind": parameter.kind, "ring": _ring_words(own, delta)}
     here = float(cut.grid[cut.centre])
     reach = [_reach(own, side, delta) for side in (-1, 1)]
     head |= {f"ring_{end}": here + step if len(own) else math.nan for end, step in zip(("lo", "hi"), reach)}
     nothing = {key: math.nan for key in ("left", "right", "width", "lo", "hi")}
-    used = model.active[model.frame.index[model.frame["u"].map(lambda u: np.array_equal(u, model.winner))], place]
+    winner = model.winner
+    assert winner is not None  # else the panel has refused
+    same = model.frame["u"].map(lambda u: np.array_equal(u, winner)).to_numpy(dtype=bool)
+    used = model.active[model.frame.index.to_numpy()[same], place]
     if len(used) and not used[0]:
         return {**head, **nothing, "gate": "not used", "strict_gate": "not used", "levels": ""}
     if parameter.kind == "choice":

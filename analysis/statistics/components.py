@@ -55,18 +55,18 @@ def split(y: np.ndarray, shared: bool) -> Split:
     else:
         ratio = ms_row / within
         ends = [ratio / stats.f.ppf(q, m - 1, m * (k - 1)) for q in (1 - tail, tail)]
-        estimates = [(f - 1) / (f + k - 1) for f in (ratio, *ends)]
-        share = Interval(*(float(max(0.0, e)) for e in estimates), m)
+        mean, lo, hi = (float(max(0.0, (f - 1) / (f + k - 1))) for f in (ratio, *ends))
+        share = Interval(mean, lo, hi, m)
         configuration, seed, df_squares = (ms_row - within) / k, 0.0, float(m * (k - 1))
     spread = float(variances.var(ddof=1)) / m
     df = min(2 * within**2 / spread if spread > 0 else math.inf, df_squares)
     df = max(1.5, df)
     sd = math.sqrt(within)
-    limits = [sd * math.sqrt(df / stats.chi2.ppf(q, df)) for q in (1 - tail, tail)]
+    lo, hi = (sd * math.sqrt(df / float(stats.chi2.ppf(q, df))) for q in (1 - tail, tail))
     total = max(0.0, configuration) + within
     return Split(
         share,
-        Interval(sd, *(float(limit) for limit in limits), m * k),
+        Interval(sd, lo, hi, m * k),
         df,
         math.sqrt(max(0.0, configuration)),
         seed / total if total > 0 else 0.0,

@@ -84,7 +84,7 @@ def _orthonormal(columns: np.ndarray) -> np.ndarray:
     kept: list[np.ndarray] = []
     for column in columns.T:
         rest = column - column.mean()
-        size = np.linalg.norm(rest)
+        size = float(np.linalg.norm(rest))
         for _ in range(2):  # twice: once is not orthogonal to the last digit
             for other in kept:
                 rest = rest - other * (other @ rest)

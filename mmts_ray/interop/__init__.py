@@ -7,7 +7,7 @@ be searched further. Nothing that is read is unpickled.
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 
 def add_verbs(verb: Callable[..., argparse.ArgumentParser]) -> None:
@@ -47,6 +47,6 @@ def _import(args: argparse.Namespace) -> int:
     return 0
 
 
-def finite(value: Any) -> bool:
+def finite(value: Any) -> TypeGuard[float]:
     """Whether it is a number that can be compared."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < float("inf")

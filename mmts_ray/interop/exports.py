@@ -60,7 +60,7 @@ def to_deepcave(study_dir: Path, out: Path) -> list[str]:
                 missing = row["default"] if row["default"] is not None else entry["low"]
                 line[entry["path"]] = missing if value is None else value
         for metric, mode in objectives:
-            values = [t.get(f"metric.{metric}") for t in trials if finite(t.get(f"metric.{metric}"))]
+            values = [v for t in trials if finite(v := t.get(f"metric.{metric}"))]
             low, high = (min(values), max(values)) if values else (0.0, 1.0)
             head = f"metric:{metric} [{_plain(low, False)}; {_plain(high, True)}] ({mode}imize)"
             line[head] = trial.get(f"metric.{metric}")
@@ -115,9 +115,9 @@ def to_optuna(study_dir: Path, out: Path) -> list[str]:
             }
             if known != params:  # a baseline may lie outside what is searched
                 outside.append(trial["trial"])
-            values = [trial.get(f"metric.{metric}") for metric, _ in objectives]
+            values = [v for metric, _ in objectives if finite(v := trial.get(f"metric.{metric}"))]
             state = states.get(trial["status"], TrialState.FAIL)
-            if state == TrialState.COMPLETE and not all(finite(v) for v in values):
+            if state == TrialState.COMPLETE and len(values) < len(objectives):
                 state = TrialState.FAIL
             metric = f"metric.{objectives[0][0]}"
             seen = {int(s["step"]): s[metric] for s in steps.get(trial["trial"], []) if finite(s.get(metric))}

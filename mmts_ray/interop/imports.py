@@ -341,7 +341,7 @@ def _notes(runs: list[Run], baselines: list[str]) -> list[str]:
 def _entry_of(path: str, distribution: Any) -> dict[str, Any]:
     import optuna
 
-    blank = {"path": path, "when": {}, "doc": "", "unit": "", "source": "", "default": None}
+    blank: dict[str, Any] = {"path": path, "when": {}, "doc": "", "unit": "", "source": "", "default": None}
     if isinstance(distribution, optuna.distributions.CategoricalDistribution):
         return {**blank, "kind": "choice", "values": list(distribution.choices)}
     kind = "int" if isinstance(distribution, optuna.distributions.IntDistribution) else "float"

@@ -48,7 +48,7 @@ def objective_of(given: Mapping[str, Any], source: Path) -> dict[str, str]:
 
 def entry(path: str, spec: Any) -> dict[str, Any]:
     """meta.json's entry of a parameter, from the words of a search-space file."""
-    blank = {"path": path, "when": {}, "doc": "", "unit": "", "source": "", "default": None}
+    blank: dict[str, Any] = {"path": path, "when": {}, "doc": "", "unit": "", "source": "", "default": None}
     kind, value = next(iter(spec.items())) if isinstance(spec, dict) and len(spec) == 1 else ("", None)
     if kind == "choice" and isinstance(value, list) and value:
         return {**blank, "kind": "choice", "values": value}
