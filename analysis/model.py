@@ -58,6 +58,14 @@ class Model:
         drawn = self.frame[self.frame["drawn"]]
         return drawn if len(drawn) >= (RANDOM_ALONE if self.steered else NEEDED) else self.frame
 
+    @property
+    def paired(self) -> pd.DataFrame:
+        """The configurations that interactions are looked for in: where a sampler saw scores, only those drawn.
+
+        A sampler follows the ridges, so that what one parameter does is told as a product with another.
+        """
+        return self.frame[self.frame["drawn"]] if self.steered else self.frame
+
     @cached_property
     def points(self) -> st.Points:
         return self._points(self.frame)
@@ -128,8 +136,9 @@ class Model:
 
     @cached_property
     def pairs(self) -> list[st.Pair] | None:
-        p = self.points
-        return st.pairs(p.u, p.y, p.choice, self.active)
+        frame = self.paired
+        p = self._points(frame)
+        return st.pairs(p.u, p.y, p.choice, _stack(frame["active"], len(self.parameters)).astype(bool))
 
     @cached_property
     def seed_sd(self) -> tuple[float, int]:

@@ -414,6 +414,20 @@ def test_interactions_need_ten_configurations_per_parameter(tmp_path):
     assert "Needs 60 configurations, 10 per parameter" in plain(found.refusal.needs)
 
 
+def test_interactions_are_not_looked_for_where_a_sampler_chose(tmp_path):
+    folder = synthetic(tmp_path / "s", trials=150, confirm=3, strategy="tpe")
+    found = interactions.interactions(tables.load(folder))
+    assert "Needs 60 configurations drawn at random, 10 per parameter; 0 were." in plain(found.refusal.needs)
+    maker, truth, rng = Maker("s"), Truth(), np.random.default_rng(3)
+    for number in range(80):
+        u = rng.random(6) * [0.8, 1, 1, 1, 1, 1]
+        maker.run(f"r{number}", "control", native(u), {VAL: float(truth.score(u)[0])}, seed=0)
+    write_more(folder, maker.rows)
+    found = interactions.interactions(tables.load(folder))
+    assert found.numbers["configurations"] == 80
+    assert found.used == "80 configurations drawn at random"
+
+
 # budget
 
 

@@ -26,7 +26,7 @@ SHOWN = 10
 def interactions(study: Study) -> Finding:
     """Every testable pair: its effect with limits, and whether forward selection took it."""
     model = model_of(study)
-    n, wanted = len(model.frame), PER_PARAMETER * len(model.parameters)
+    n, wanted = len(model.paired), PER_PARAMETER * len(model.parameters)
     refused = lacking(study, model)
     if refused is None and len(model.parameters) < 2:
         refused = Refusal("Needs two searched parameters; this study has one. A wider space fills it:",
@@ -34,6 +34,12 @@ def interactions(study: Study) -> Finding:
     if refused is None and n < wanted:
         needs = f"Needs {wanted} configurations, {PER_PARAMETER} per parameter; {n} ran to their end. More fill it:"
         refused = Refusal(needs, commands.extend(study))
+        if model.steered:
+            needs = (
+                f"Needs {wanted} configurations drawn at random, {PER_PARAMETER} per parameter; {n} were. Where a "
+                "sampler followed the scores, pairs are invented three times too often. More controls fill it:"
+            )
+            refused = Refusal(needs, commands.controls(study))
     if refused is None and model.pairs is None:
         needs = "The configurations cannot tell products from single effects (too few distinct values). More fill it:"
         refused = Refusal(needs, commands.extend(study))
@@ -63,7 +69,7 @@ def interactions(study: Study) -> Finding:
         alts["surface"] = _alt(study, model, chosen.iloc[0], surface)
     return Finding(
         title=_title(chosen),
-        used=f"{count(n, 'configuration')}{', adaptive: approximate' if model.steered else ''}",
+        used=f"{count(n, 'configuration')}{' drawn at random' if model.steered else ''}",
         frames=frames,
         numbers={"configurations": n, "pairs": len(frame), "selected": len(chosen)},
         sentences=tuple(_sentences(model, frame)),
