@@ -8,7 +8,8 @@ import time
 from collections.abc import Iterator
 
 BUCKET = "bucket"
-KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1"}
+SECRET = "8f2c-secret-of-these-tests-77aa"
+KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
 
 
 class Door:

@@ -49,10 +49,15 @@ def environment(folder: Path, token: str) -> dict[str, str]:
 class Node:
     """One `ray start --block` with everything below it."""
 
+    hidden: tuple[Path, ...] = ()  # folders of which this node sees an empty one of its own, as another machine does
+
     def __init__(self, folder: Path, env: dict[str, str], *words: str) -> None:
         self.temporary = ""
         self.log = folder / f"start-{time.monotonic_ns()}.log"
         command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", *words]
+        if self.hidden:
+            mounts = "; ".join(f"mount -t tmpfs none '{path}'" for path in self.hidden)
+            command = ["unshare", "--mount", "sh", "-ec", f'{mounts}; exec "$@"', "sh", *command]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=env, start_new_session=True, cwd=folder
@@ -132,6 +137,19 @@ class Worker(Node):
                 self.kill()
                 raise TimeoutError(f"no worker node\n{self.log.read_text()}")
             time.sleep(0.2)
+
+
+def apart(*folders: Path) -> type[Worker]:
+    """Workers that do not share these folders with anybody."""
+    return type("Apart", (Worker,), {"hidden": folders})
+
+
+def can_hide() -> bool:
+    """Whether this user may give a process a view of the file system of its own."""
+    try:
+        return subprocess.run(["unshare", "--mount", "true"], capture_output=True, timeout=20).returncode == 0
+    except OSError:
+        return False
 
 
 @contextlib.contextmanager

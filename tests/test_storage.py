@@ -176,6 +176,65 @@ def test_objects_are_put_whole_read_back_listed_and_deleted(kind, request, tmp_p
     assert set(there.listing()) == {"checkpoints/t1/last.pt", "empty"}
 
 
+def test_names_in_a_bucket_lead_nowhere_out_of_the_folder(study, door, tmp_path, monkeypatch):
+    """Somebody else's study: what it holds is written under names of its choice, and only inside the working copy."""
+    import boto3
+
+    client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{door.port}", region_name="us-east-1")
+    names = [
+        "ledger/../../evil.000000000000.jsonl", "ledger/a/b.000000000000.jsonl", "ledger//tmp/x.000000000000.jsonl",
+        "ranks/../evil.parquet", "ranks/..parquet", "ranks/a/b.parquet", "../evil", "ranks/t0001-2.parquet",
+    ]  # fmt: skip
+    keys = [{"Bucket": object_store.BUCKET, "Key": f"studies/demo/{name}"} for name in names]
+    for key in keys:
+        client.put_object(**key, Body=b"{}")
+    other = elsewhere(tmp_path, monkeypatch)
+    for key in keys:  # some have names that pyarrow itself refuses to delete
+        client.delete_object(**key)
+    found = {str(path.relative_to(other.parent)) for path in (tmp_path / "other").rglob("*") if path.is_file()}
+    inside = {f"{other.name}/{name}" for name in (".id", "meta.json", "study.yaml", "ranks/t0001-2.parquet")}
+    assert found == {f"{other.name}.address"} | inside
+
+
+class Strict:
+    """Amazon's answers to who may list `studies/*` only: "denied" for an object that is asked for and is not there."""
+
+    def __init__(self, fs):
+        self.fs = fs
+
+    def __getattr__(self, name):
+        def checked(path, *args, **kwargs):
+            from pyarrow.fs import FileSelector
+
+            there = path.base_dir if isinstance(path, FileSelector) else path
+            assert there.startswith(f"{object_store.BUCKET}/studies/demo")
+            if name != "open_output_stream" and isinstance(path, str) and not self.fs.get_file_info(path).is_file:
+                raise OSError("AWS Error ACCESS_DENIED during HeadObject operation: No response body.")
+            return getattr(self.fs, name)(path, *args, **kwargs)
+
+        return checked
+
+
+def test_rights_to_the_studies_part_of_a_bucket_are_enough(door, tmp_path):
+    there = remote.Remote(address.parse(URI))
+    there._fs = Strict(there.fs)
+    assert there.read("lease.json") is None
+    assert there.find("checkpoints/t0/last.pt") is None
+    there.delete("checkpoints/t0")
+    there.delete("lease.json")
+    there.put("checkpoints/t0/last.pt", b"x")
+    there.put("checkpoints/t0-1/last.pt", b"x")
+    there.put("lease.json", b"{}")
+    with lease.hold(there, settle=0.0):
+        assert there.find("lease.json").size > 10
+    there.delete("checkpoints/t0")
+    assert set(there.listing()) == {"checkpoints/t0-1/last.pt"}
+    there.put("checkpoints/t0/last.pt", b"x")
+    there.delete("checkpoints/t0*")
+    there.delete("")
+    assert there.listing() == {}
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -324,6 +383,26 @@ def test_files_are_replaced_dropped_and_fetched_only_when_newer(study, tmp_path,
     assert path.read_text() == "newest, and not sent"
 
 
+def test_a_checkpoint_that_an_ended_trial_has_left_is_deleted_by_the_next_driver(study):
+    ledger = results.Ledger(study)
+    for trial in ("t0", "t1"):
+        ledger.append(start(trial))
+        (study / "checkpoints" / trial).mkdir(parents=True)
+        for name in ("last.pt", "weights.safetensors"):
+            (study / "checkpoints" / trial / name).write_text(name)
+    ledger.append({"trial": "t0", "step": 9, "status": "done"})
+    storage.keep(study, study / "checkpoints")
+    assert storage.settle(study, 60)
+    with storage.driving(study):
+        pass
+    there = remote.Remote(address.parse(URI)).listing("checkpoints")
+    assert set(there) == {
+        "checkpoints/t0/weights.safetensors",
+        "checkpoints/t1/last.pt",
+        "checkpoints/t1/weights.safetensors",
+    }
+
+
 def test_a_study_that_was_deleted_there_and_made_anew_does_not_take_the_old_records(study, tmp_path, monkeypatch):
     ledger = results.Ledger(study)
     ledger.append(start("old"))
@@ -424,9 +503,9 @@ def test_of_two_that_find_no_driver_at_the_same_moment_the_last_writer_drives(do
 
     def compete():
         try:
-            with lease.hold(there, life=30.0, renew=5.0, settle=1.0):
+            with lease.hold(there, life=60.0, renew=20.0, settle=5.0):
                 outcome.append("drives")
-                time.sleep(3.0)
+                time.sleep(8.0)
         except ValueError as problem:
             outcome.append(str(problem))
 

@@ -28,6 +28,7 @@ from mmts_ray.search.proposals import Proposals
 from mmts_ray.search.usage import Usage
 from mmts_ray.search.watch import DEATHS, Watch
 from mmts_ray.study import StudyConfig
+from mmts_ray.trial import shared
 from mmts_ray.trial.actor import TrialActor
 
 LOCAL_SLOTS = 1000  # a machine of one's own: its CPUs and GPUs decide how many trials run at once
@@ -48,6 +49,8 @@ def drive(
     if not proposals.plan and proposals.wanted <= 0:
         return
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # its tracebacks of deaths: `watch` tells them in a line
+    with results.writing(study_dir):
+        token = shared.put_token(study_dir)
     own_ray = not ray.is_initialized()
     if own_ray:
         local: dict[str, Any] = {"resources": {SLOT: LOCAL_SLOTS}} if address == "local" else {}
@@ -57,6 +60,8 @@ def drive(
         concurrent = preflight.check(resources, local=own_ray and address == "local")
         run = f"{time.time_ns()}"
         stall_seconds = 60 * study.stall_minutes
+        if not storage.uri(study_dir):
+            shared.refuse_unshared(study_dir, token)
         options = {
             "workers": resources.workers,
             "cpus": resources.cpus,
@@ -66,6 +71,7 @@ def drive(
             "storage": storage.uri(study_dir),
             "run": run,
             "pulse_seconds": min(PULSE_SECONDS, stall_seconds / 10),
+            "token": None if storage.uri(study_dir) else token,
         }
         # plain arrays, not memory maps: the object store then shares them between actors without a copy
         frozen = replace(frozen, image_NI=np.asarray(frozen.image_NI), text_UT=np.asarray(frozen.text_UT))
@@ -107,6 +113,7 @@ def drive(
             raise results.Unwritable(proposals.interrupted)
     finally:
         proposals.ledger.close()
+        Path(token["path"]).unlink(missing_ok=True)
         shutil.rmtree(study_dir / "ray", ignore_errors=True)  # Tune's pickles: nothing of ours reads them
         if own_ray:
             ray.shutdown()

@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,8 +33,12 @@ JOURNAL = "optuna.journal"
 SETTLE_SECONDS = 60.0  # an outage of this length delays the next trial; after it, the work goes on and waits to be sent
 FETCH_SECONDS = 900.0  # a trial that cannot ask for its checkpoint waits: it costs nothing, and loses nothing
 CLOSE_SECONDS = 300.0
+FOLLOW_SECONDS = 15.0
 HURRIED_SECONDS = 20.0  # after Ctrl-C, or an error
-SEGMENT = re.compile(r"(.+)\.(\d{12})\.jsonl")
+# names become files here: whoever wrote them must not lead out of the folder
+SEGMENT = re.compile(r"([\w.-]+)\.(\d{12})\.jsonl")
+CHECKPOINT = re.compile(r"checkpoints/([\w.-]+)/last\.pt")
+RANKS = re.compile(r"ranks/[\w-][\w.-]*\.parquet")
 MARK = ".address"  # beside the folder: which address it stands for
 
 
@@ -63,7 +68,9 @@ def folder(text: str) -> Path:
     address = parse(text)
     if isinstance(address, Path):
         return address
-    return attach(default_cache_dir() / "studies" / address.folder, address.uri)
+    local = _key(default_cache_dir() / "studies" / address.folder)
+    _register(local, address)
+    return local
 
 
 def argument(text: str) -> Path:
@@ -79,10 +86,15 @@ def attach(study_dir: str | Path, uri: str | None) -> Path:
     local = _key(Path(study_dir))
     address = parse(uri) if uri else None
     if isinstance(address, Address):
-        local.parent.mkdir(parents=True, exist_ok=True)
-        _mark(local).write_text(address.uri + "\n", encoding="utf8")
-        _places.setdefault(_key(local), _Place(local, Remote(address)))
+        local.mkdir(parents=True, exist_ok=True)
+        _register(local, address)
     return local
+
+
+def _register(local: Path, address: Address) -> None:
+    local.parent.mkdir(parents=True, exist_ok=True)
+    _mark(local).write_text(address.uri + "\n", encoding="utf8")
+    _places.setdefault(local, _Place(local, Remote(address)))
 
 
 def uri(study_dir: str | Path) -> str | None:
@@ -208,7 +220,7 @@ def _patiently(place: _Place, ask: Callable[[], None]) -> None:
             return
         except OSError as problem:
             if time.monotonic() > until:
-                raise OSError(place.remote.explain(problem)) from None
+                raise results.Unwritable(place.remote.explain(problem)) from None
             time.sleep(pause)
             pause = min(2 * pause, 10.0)
 
@@ -235,8 +247,29 @@ def driving(study_dir: str | Path) -> Iterator[None]:
             _refresh(place)
             _newer(place, JOURNAL, place.remote.find(JOURNAL))
             _send_left_behind(place)
+            _sweep(place)
         grow(place.folder, place.folder / JOURNAL)
+        held.enter_context(_following(place))
         yield
+
+
+@contextlib.contextmanager
+def _following(place: _Place) -> Iterator[None]:
+    """Fetch what other machines write while the study runs: what follows the ledger here then sees all of it."""
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not ended.wait(FOLLOW_SECONDS):
+            with contextlib.suppress(Exception):  # an outage: the next round fetches more
+                _refresh(place)
+
+    thread = threading.Thread(target=follow, name="following", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def send_left_behind(study_dir: str | Path) -> None:
@@ -260,8 +293,9 @@ def _place(study_dir: str | Path) -> _Place | None:
         from mmts_ray.features import default_cache_dir
 
         # only in our own cache: a folder that came from somebody else must not name a server to connect to
-        if key.parent == _key(default_cache_dir() / "studies"):
-            attach(key, _mark(key).read_text(encoding="utf8").strip())
+        address = parse(_mark(key).read_text(encoding="utf8").strip())
+        if key.parent == _key(default_cache_dir() / "studies") and isinstance(address, Address):
+            _register(key, address)
     return _places.get(key)
 
 
@@ -313,7 +347,7 @@ def _refresh(place: _Place) -> None:
     before = place.fetched or {}
     wanted = [(name, place.folder / name) for name in TRUTH if name in there and before.get(name) != there[name]]
     wanted += [(name, path) for name, path in _segments(place, there) if not path.is_file()]
-    ranks = [name for name in there if name.startswith("ranks/") and before.get(name) != there[name]]
+    ranks = [name for name in there if RANKS.fullmatch(name) and before.get(name) != there[name]]
     wanted += [(name, place.folder / name) for name in ranks if not (place.folder / name).is_file()]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda job: place.remote.get(*job), wanted))
@@ -349,6 +383,16 @@ def _send_left_behind(place: _Place) -> None:
         first = there.get(path.name, 0)
         if lines := whole_lines(path, first):
             place.remote.put(segment(path.name, first), lines)
+
+
+def _sweep(place: _Place) -> None:
+    """Delete the checkpoints of trials that have ended: their process was lost between saying so and deleting them."""
+    found = {m[1]: m[0] for m in map(CHECKPOINT.fullmatch, place.remote.listing("checkpoints")) if m}
+    if found:
+        trials = results.trials_of(place.folder)
+        for trial in found:
+            if trials.get(trial, {}).get("status") in results.FINISHED:
+                place.remote.delete(found[trial])
 
 
 def _close(place: _Place, seconds: float) -> bool:

@@ -25,7 +25,7 @@ from mmts_ray.storage.remote import Remote
 NAME = "lease.json"
 LIFE_SECONDS = 60.0
 RENEW_SECONDS = 10.0
-SETTLE_SECONDS = 1.0
+SETTLE_SECONDS = 2.0
 LONG_DEAD_SECONDS = 600.0  # so old that no clock can be wrong by as much
 
 

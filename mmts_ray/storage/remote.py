@@ -55,6 +55,8 @@ class Remote:
 
     def read(self, name: str) -> bytes | None:
         """An object's content; None when there is none."""
+        if self.find(name) is None:
+            return None
         try:
             with self.fs.open_input_stream(f"{self.root}/{name}") as source:
                 return source.read()
@@ -76,15 +78,18 @@ class Remote:
             temporary.unlink(missing_ok=True)
 
     def find(self, name: str) -> Object | None:
-        """Size and time of one object."""
-        info = self.fs.get_file_info(f"{self.root}/{name}")
-        return Object(info.size, info.mtime_ns / 1e9) if info.is_file else None
+        """Size and time of one object.
 
-    def listing(self, under: str = "") -> dict[str, Object]:
+        Found by listing: who may list only this part of a bucket is told "denied", not "missing", when it asks for an
+        object that is not there. For the same reason nothing is ever read or deleted that a listing has not shown.
+        """
+        return self.listing(name.rpartition("/")[0], recursive=False).get(name)
+
+    def listing(self, under: str = "", *, recursive: bool = True) -> dict[str, Object]:
         """All objects below the address, or below one of its folders."""
         from pyarrow.fs import FileSelector
 
-        selector = FileSelector(f"{self.root}/{under}".rstrip("/"), recursive=True, allow_not_found=True)
+        selector = FileSelector(f"{self.root}/{under}".rstrip("/"), recursive=recursive, allow_not_found=True)
         return {
             info.path.removeprefix(self.root + "/"): Object(info.size, info.mtime_ns / 1e9)
             for info in self.fs.get_file_info(selector)
@@ -93,15 +98,14 @@ class Remote:
 
     def delete(self, name: str) -> None:
         """Delete an object, or all below a name (`name*`: below all that begin so); nothing there is as good."""
-        if name.endswith("*"):
-            found = [other for other in self.listing(name.rpartition("/")[0]) if other.startswith(name[:-1])]
-        else:
-            found = [*self.listing(name), name]
-        for each in found:
-            try:
-                self.fs.delete_file(f"{self.root}/{each}")
-            except FileNotFoundError:
-                continue
+        start = name.removesuffix("*")
+        near = self.listing(start.rpartition("/")[0])
+        for found in near:
+            if found == name or found.startswith(start if name.endswith("*") or not name else f"{name}/"):
+                try:
+                    self.fs.delete_file(f"{self.root}/{found}")
+                except FileNotFoundError:
+                    continue
 
     def explain(self, problem: Exception) -> str:
         """One line: which storage, what is wrong with it, what would be right."""
@@ -129,7 +133,18 @@ def _filesystem(address: Address) -> Any:
     options: dict[str, Any] = {}
     if address.endpoint:
         options = {"endpoint_override": address.endpoint, "scheme": address.scheme or "https"}
-    region = address.region or ("us-east-1" if address.endpoint else fs.resolve_s3_region(address.bucket))
+    region = address.region or ("us-east-1" if address.endpoint else _region(address.bucket))
     # one request for an object of a few MB, instead of three; failures come back soon: our own patience is longer
     retries = fs.AwsStandardS3RetryStrategy(max_attempts=2)
     return fs.S3FileSystem(region=region, allow_delayed_open=True, retry_strategy=retries, **options)
+
+
+def _region(bucket: str) -> str | None:
+    from pyarrow import fs
+
+    try:
+        return fs.resolve_s3_region(bucket)
+    except OSError as problem:
+        if "not found" in str(problem):
+            raise
+        return None  # not told to everybody: then it is the machine's own

@@ -7,6 +7,7 @@ from typing import Any
 from ray import tune
 
 from mmts_ray import results, storage
+from mmts_ray.trial import shared
 from mmts_ray.trial.group import group_run, interrupted
 from mmts_ray.trial.pulse import Pulse
 
@@ -24,6 +25,10 @@ class TrialActor(tune.Trainable):
         torch.set_num_threads(max(1, int(options["cpus"])))
         self.study_dir = storage.attach(study_dir, options["storage"])
         self.options = options
+        self.refusal = ""
+        if options["token"] is not None and not shared.sees(options["token"]):
+            self.refusal = shared.refusal(study_dir, shared.here())
+            return  # nothing is written on a machine where nobody would find it
         self.ledger = results.Ledger(study_dir)
         # held while this process lives: a resumed driver waits until the trials of the killed one have ended
         self.alive = (self.study_dir / "actors.lock").open("a")
@@ -37,6 +42,8 @@ class TrialActor(tune.Trainable):
         return True
 
     def _begin(self, config: dict[str, Any]) -> None:
+        if self.refusal:
+            return
         if self.data.device == "cuda":
             import torch
 
@@ -47,6 +54,8 @@ class TrialActor(tune.Trainable):
         )
 
     def step(self) -> dict[str, Any]:
+        if self.refusal:
+            return interrupted(results.Unwritable(self.refusal))
         try:
             return self.run.step()
         except results.Unwritable as problem:
@@ -54,12 +63,15 @@ class TrialActor(tune.Trainable):
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """The trial writes its own checkpoint (see `run`); Tune's holds nothing."""
-        self.run.save()
+        if not self.refusal:
+            self.run.save()
 
     def load_checkpoint(self, checkpoint: Any) -> None:
         """Nothing: the trial continues from its own checkpoint."""
 
     def cleanup(self) -> None:
+        if self.refusal:
+            return
         self.ledger.close()
         storage.settle(self.study_dir)
         self.alive.close()

@@ -27,6 +27,7 @@ from ray.util.placement_group import PlacementGroup, remove_placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mmts_ray import results, storage
+from mmts_ray.trial import shared
 from mmts_ray.trial.group import GroupRun, group_run, interrupted
 from mmts_ray.trial.pulse import Pulse
 
@@ -208,6 +209,8 @@ def work(settings: dict[str, Any]) -> None:
     data = TrainData(ray.get(frozen), device=str(device), cache_dir=Path(options["cache_dir"]))
     run: GroupRun | None = None
     study_dir = storage.attach(settings["study_dir"], options["storage"])
+    if options["token"] is not None and not shared.sees(options["token"]):
+        raise results.Unwritable(shared.refusal(study_dir, shared.here()))
     with (study_dir / "actors.lock").open("a") as alive:
         fcntl.flock(alive, fcntl.LOCK_SH)
         with contextlib.closing(results.Ledger(study_dir)) as ledger:
