@@ -183,7 +183,7 @@ def load(study_dir: str | Path) -> Study:
     if not isinstance(objective, Mapping) or not objective:
         raise ValueError(f"{folder / 'meta.json'}: objective is {objective!r}; legal is {{metric: max or min}}")
     collecting = gc.isenabled()
-    gc.disable()  # nothing here is garbage, and looking for it among millions of rows doubles the time
+    gc.disable()  # nothing here is garbage, and looking for it among millions of rows takes long
     try:
         rows = list(results.records(folder))
         ended, evaluations, duplicates = results.fold(rows)

@@ -9,6 +9,7 @@ import yaml
 from ledger_maker import OBJECTIVE, SPACE, Maker, arms, meta_of, synthetic, write_study
 from mmts_ray.analysis import __main__ as command
 from mmts_ray.analysis import tables
+from mmts_ray.analysis.panels import budget
 from mmts_ray.analysis.several import better, curves, studies, transfer, verdict, write
 from mmts_ray.analysis.statistics import difference, mean_over_given, mean_over_new
 from mmts_ray.analysis.wording import plain
@@ -188,6 +189,15 @@ def test_a_study_leads_at_equal_budget_from_where_its_lower_limit_passes_the_oth
     assert plain(found.title) == f"At equal budget b leads from {first} trial{'s' if first > 1 else ''} on"
     same = curves.curves(studies.read([random_search(tmp_path / "c", low), random_search(tmp_path / "d", low)]))
     assert plain(same.title) == "At equal budget no study leads beyond its band"
+
+
+def test_of_very_many_random_trials_the_first_drawn_make_the_curve(tmp_path):
+    scores = np.random.default_rng(0).uniform(0.1, 0.3, budget.MOST_TRIALS + 50)
+    study = tables.load(random_search(tmp_path / "a", scores))
+    found = budget.budget(study)
+    assert found.frames["curves"]["k"].max() == budget.MOST_TRIALS
+    assert found.frames["curves"]["median"].max() <= scores[: budget.MOST_TRIALS].max()
+    assert any("the first drawn" in plain(s) for s in found.sentences)
 
 
 def test_a_lower_loss_leads_at_equal_budget(tmp_path):

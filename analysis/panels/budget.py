@@ -21,6 +21,7 @@ NEEDED = 20
 BY = "loss.name"
 MOST = 4
 MORE = 60  # budgets beyond 100 trials that the curve is drawn at
+MOST_TRIALS = 2_000  # the first drawn: calibrating the band for more takes long and narrows it little
 TOLD = (1, 3, 10, 30, 100, 300)
 
 
@@ -35,7 +36,7 @@ def budget(study: Study) -> Finding:
             needs += f" The other {count(left, 'trial')}, chosen by earlier scores, would flatter the curve."
         return Finding(NAME, count(len(ended), "random trial"),
                        refusal=Refusal(f"{needs} This fills it:", commands.controls(study)))  # fmt: skip
-    parts = _parts(study, ended)
+    parts = {name: own.head(MOST_TRIALS) for name, own in _parts(study, ended).items()}
     frame = pd.concat([curve_of(name, own, metric) for name, own in parts.items()], ignore_index=True)
     default = choose(study).default
     level = default.values(metric.column) if default is not None else pd.Series(dtype=float)
@@ -96,8 +97,10 @@ def random_part(study: Study) -> pd.DataFrame:
 
 def _by_configuration(trials: pd.DataFrame) -> pd.DataFrame:
     """One row per configuration: the seeds of a group are one trial, lost when one of them is, scored by their mean."""
-    rows = []
-    for _, group in trials.groupby(trials["config_hash"].fillna(trials["trial"]), sort=False):
+    rows, key = [], trials["config_hash"].fillna(trials["trial"])
+    if not key.duplicated().any():
+        return trials
+    for _, group in trials.groupby(key, sort=False):
         states = set(group["state"])
         state = next((s for s in ("running", "waiting", "stopped", "failed", "infeasible") if s in states), "done")
         score = group["score"].mean() if state == "done" else math.nan
@@ -161,6 +164,8 @@ def _sentences(
         "tenth of the trials."
     )
     found = [Markup(text)]
+    if len(ended) > MOST_TRIALS and any(len(own) == MOST_TRIALS for own in parts.values()):
+        found.append(Markup("Of more than {}, the first drawn.").format(count(MOST_TRIALS, "random trial")))
     if lost:
         found.append(Markup("{} that ended without a score count as worse than any.").format(count(lost, "trial")))
     cost = listing([f"{name}: {duration(seconds[name])}" for name in parts])

@@ -11,7 +11,7 @@ from markupsafe import Markup
 from .. import commands, pictures
 from ..finding import Alt, Check, Finding, Refusal, check
 from ..page import Column, beside, figure, table
-from ..panels.budget import MOST, NEEDED, TOLD, curve_of, random_part
+from ..panels.budget import MOST, MOST_TRIALS, NEEDED, TOLD, curve_of, random_part
 from ..tables import Metric, Study
 from ..wording import count, listing, number, significant
 from .studies import DATA, Several
@@ -25,7 +25,7 @@ def curves(several: Several) -> Finding:
     parts = {}
     for label, study in several.each():
         drawn = random_part(study)
-        parts[label] = drawn[drawn["state"].isin(["done", "infeasible", "failed"])]
+        parts[label] = drawn[drawn["state"].isin(["done", "infeasible", "failed"])].head(MOST_TRIALS)
     short = [(label, s) for label, s in several.each() if len(parts[label]) < NEEDED]
     if not several.same_data:
         needs = (
