@@ -5,10 +5,13 @@ import re
 
 import chromium
 import pytest
-from ledger_maker import synthetic
-from mmts_ray.analysis import report
+from ledger_maker import DEFAULT, Maker, meta_of, synthetic, unit, write_study
+from mmts_ray.analysis import plan, report
+from mmts_ray.analysis.panels import PANELS
 from mmts_ray.analysis.several import write as several
-from test_analysis_report import rich  # noqa: F401  (a fixture)
+from test_analysis_curves import cosines
+from test_analysis_plan import QUICK, TOP, World
+from test_analysis_report import numbers_of, rich  # noqa: F401  (rich is a fixture)
 
 pytestmark = [
     pytest.mark.slow,
@@ -53,13 +56,58 @@ def page():
         yield opened
 
 
+def everything(folder):
+    """A study in which no panel lacks anything: three settings of one quantity, and every run that a plan asks for."""
+    temperatures = {f"fixed at temperature {x:g}": {**DEFAULT, "schedule.tau": x} for x in (0.02, 0.04, 0.1)}
+    health = cosines(captions={"0.0": 0.7, "0.8": 0.2, "0.9": 0.1}, images={"0.5": 1.0})
+    data = {**meta_of("")["data"], "health": health}
+    world = World(folder, trials=110, points=[TOP], confirm=5, data=data, baselines=["paper", *temperatures])
+    for name, params in temperatures.items():
+        config = {**params, **QUICK}
+        world.maker.run(f"b{name[-4:]}", "baseline", config, world.measure(unit(params), 0), name=name, epochs=4)
+        for seed in range(1000, 1005):
+            world.run(name, "confirm", config, seed)
+    for _ in range(8):
+        made = plan.plan(world.study)
+        if not made.entries:
+            break
+        world.carry_out(made)
+    return folder
+
+
+def nothing(folder):
+    """A study of one run, which failed."""
+    maker = Maker("nothing")
+    maker.run("t0000", "search", {"train.lr": 0.1}, {}, status="failed", error="boom")
+    return write_study(folder, maker.rows, meta_of("nothing", baselines=[]))
+
+
 @pytest.fixture(scope="module")
 def written(rich, tmp_path_factory):  # noqa: F811
-    plain = synthetic(tmp_path_factory.mktemp("plain") / "plain", trials=30, confirm=0)
-    other = synthetic(tmp_path_factory.mktemp("other") / "other", trials=30, confirm=3, seed=4)
-    same = synthetic(tmp_path_factory.mktemp("same") / "same", trials=30, confirm=3, seed=5)
-    compared = several.write(several.make([other, same]))
-    return {"rich": report.write(rich), "plain": report.write(plain), "several": compared}
+    made = tmp_path_factory.mktemp("made")
+    studies = {
+        "rich": rich,
+        "plain": synthetic(made / "plain", trials=30, confirm=0),
+        "everything": everything(made / "everything"),
+        "nothing": nothing(made / "nothing"),
+    }
+    others = [synthetic(made / f"other{seed}", trials=30, confirm=3, seed=seed) for seed in (4, 5)]
+    compared = several.write(several.make(others))
+    return {"several": compared} | {name: report.write(folder) for name, folder in studies.items()}
+
+
+def twin_of(path):
+    return json.loads(path.with_name("report.json").read_text(encoding="utf8"))
+
+
+KEYS = [key for panels in PANELS.values() for key in panels]
+ALWAYS = {"ledger", "data", "reproduce"}  # they speak of the runs as they are
+
+
+def test_every_panel_is_drawn_in_one_study_and_refused_in_another(written):
+    full, bare = twin_of(written["everything"])["panels"], twin_of(written["nothing"])["panels"]
+    assert {key: full[key]["refusal"] for key in KEYS if not full[key]["drawn"]} == {}
+    assert {key for key in KEYS if bare[key]["drawn"]} == ALWAYS
 
 
 def complaints(page):
@@ -71,7 +119,10 @@ def complaints(page):
     ]
 
 
-@pytest.mark.parametrize("name", ["rich", "plain", "several"])
+STUDIES = ["rich", "plain", "everything", "nothing"]
+
+
+@pytest.mark.parametrize("name", [*STUDIES, "several"])
 @pytest.mark.parametrize("dark", [False, True], ids=["day", "night"])
 @pytest.mark.parametrize("width", [400, 1400])
 def test_layout(page, written, width, dark, name):
@@ -83,7 +134,7 @@ def test_layout(page, written, width, dark, name):
     asked = [e["params"]["request"]["url"] for e in page.events if e["method"] == "Network.requestWillBeSent"]
     assert all(url.startswith(("file:", "data:")) for url in asked)
     figures = page.run(FIGURES)
-    assert figures
+    assert figures or name == "nothing"
     for figure in figures:
         assert figure["width"] >= 240
         for text in figure["texts"]:
@@ -119,6 +170,55 @@ def test_sorting_and_csv(page, written):
     assert page.run("document.querySelectorAll('button.csv').length") == page.run(
         "document.querySelectorAll('table').length"
     )
+
+
+SORT = """[...document.querySelectorAll('table[data-sort]')].map(table => {
+  const cells = i => [...table.tBodies[0].rows].map(r => r.cells[i]).map(c => {
+    const t = c.dataset.v ?? c.textContent.trim().replace('\u2212', '-'), n = parseFloat(t);
+    return Number.isNaN(n) ? null : n });
+  const out = [], heads = table.querySelectorAll('thead th').length, rows = table.tBodies[0].rows.length;
+  for (let i = 0; i < heads; i++) {
+    const th = table.querySelectorAll('thead th')[i];
+    for (const wanted of ['descending', 'ascending']) {
+      th.querySelector('button').click();
+      out.push({head: th.textContent, wanted, said: th.getAttribute('aria-sort'), values: cells(i),
+                lost: rows - table.tBodies[0].rows.length}) }}
+  return {name: table.dataset.frame, out}})"""
+
+
+@pytest.mark.parametrize("name", ["rich", "everything"])
+def test_every_table_sorts_by_every_column_and_loses_no_row(page, written, name):
+    page.open(written[name], width=1400)
+    page.run(OPEN_ALL)
+    tables = page.run(SORT)
+    assert tables
+    for table in tables:
+        for click in table["out"]:
+            where = (table["name"], click["head"], click["wanted"])
+            assert click["said"] == click["wanted"], where
+            assert click["lost"] == 0, where
+            numbers = [v for v in click["values"] if v is not None]
+            assert numbers == sorted(numbers, reverse=click["wanted"] == "descending"), where
+    assert not complaints(page)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_what_the_page_shows_is_what_the_json_twin_holds(page, written, name):
+    page.open(written[name], width=1400)
+    page.run(OPEN_ALL)
+    twin = twin_of(written[name])
+    shown = page.run("[...document.querySelectorAll('[data-v]')].map(e => e.dataset.v)")
+    known = numbers_of(twin)
+    strange = sorted({v for v in shown if re.fullmatch(r"-?[\d.]+(e[-+]?\d+)?", v) and float(v) not in known})
+    assert strange == []
+    squeeze = lambda text: re.sub(r"\s+", " ", text).strip()  # noqa: E731
+    for key in KEYS:
+        panel = twin["panels"][key]
+        text = squeeze(page.run(f"document.getElementById({key!r}).innerText"))
+        assert squeeze(panel["title"]) in text, key
+        if not panel["drawn"]:
+            assert squeeze(panel["refusal"]["needs"]) in text, key
+            assert squeeze(panel["refusal"]["command"]) in text, key
 
 
 def test_theme_buttons_and_links_to_closed_panels(page, written):

@@ -42,6 +42,7 @@ def budget(study: Study) -> Finding:
     level = default.values(metric.column) if default is not None else pd.Series(dtype=float)
     base = float(level.mean()) if len(level) else math.nan
     seconds = {name: float(own["device_seconds"].mean()) for name, own in parts.items()}
+    frame["seconds"] = frame["name"].map(seconds) * frame["k"]
     known = frame["median"].dropna()
     ends = [known.min(), known.max(), *frame["lo"].dropna(), *frame["hi"].dropna()]
     return Finding(
@@ -81,8 +82,7 @@ def draw(study: Study, finding: Finding) -> Markup:
         Column("lo", "At least", lambda row: _value(row["lo"], metric)),
         Column("hi", "At most", lambda row: "open" if row["hi"] is None else _value(row["hi"], metric)),
     ]
-    told = frame[frame["k"].isin(TOLD)].copy()
-    told["seconds"] = [finding.numbers["seconds"][name] * k for name, k in zip(told["name"], told["k"])]
+    told = frame[frame["k"].isin(TOLD)]
     numbers_table = table("budget.curves", told, columns, label="Budgets")
     return beside(figure(drawing, "budget-0", finding.alts["curves"]), finding.sentences) + numbers_table
 
