@@ -1,5 +1,6 @@
 """Ray Tune runs what the proposals hand out, in warm actors."""
 
+import errno
 import logging
 import os
 import shutil
@@ -32,6 +33,7 @@ from mmts_ray.trial import shared
 from mmts_ray.trial.actor import TrialActor
 
 LOCAL_SLOTS = 1000  # a machine of one's own: its CPUs and GPUs decide how many trials run at once
+STORAGE_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EFBIG, errno.EACCES, errno.EPERM}
 PULSE_SECONDS = 5.0  # between two signs of life of a trial
 
 
@@ -107,8 +109,10 @@ def drive(
                 log_to_file=False,
             ),
         )
-        with results.writing(study_dir / "ray"):  # Tune's own folder
+        try:
             tuner.fit()
+        except Exception as problem:
+            raise _told(problem, study_dir) from None
         if proposals.interrupted:
             raise results.Unwritable(proposals.interrupted)
     finally:
@@ -117,3 +121,15 @@ def drive(
         shutil.rmtree(study_dir / "ray", ignore_errors=True)  # Tune's pickles: nothing of ours reads them
         if own_ray:
             ray.shutdown()
+
+
+def _told(problem: Exception, study_dir: Path) -> Exception:
+    """What Tune raised, or what it hides: that something could not be written, by us or by Tune in its own folder."""
+    cause: BaseException | None = problem
+    while cause is not None:
+        if isinstance(cause, results.Unwritable):
+            return cause
+        if isinstance(cause, OSError) and cause.errno in STORAGE_ERRORS:
+            return results.Unwritable(f"{study_dir}: cannot be written ({cause.strerror})")
+        cause = cause.__cause__ or cause.__context__
+    return problem

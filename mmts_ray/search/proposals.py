@@ -106,6 +106,13 @@ class Proposals(Searcher):
         for record in self._starts(planned):
             self.ledger.append(record)
 
+    def waits_again(self, planned: Planned) -> None:
+        """Its process has died, and Tune looks for another place."""
+        try:
+            self.waits(planned)
+        except OSError as problem:
+            self._interrupt(problem)
+
     def _interrupt(self, problem: OSError | str) -> None:
         self.interrupted = self.interrupted or str(problem)
 
@@ -150,7 +157,7 @@ class Proposals(Searcher):
             self._interrupt(problem)
 
     def _ended(self, trial_id: str, planned: Planned, result: dict[str, Any], error: bool) -> None:
-        status = result.get("status", "failed")
+        status = result.get("status", "running" if error else "failed")  # it may have died before it answered once
         if status == "interrupted":
             self._interrupt(result["error"])
         if self.interrupted:  # what the ledger holds stands; the rest is done when the study is resumed

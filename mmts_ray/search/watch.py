@@ -103,7 +103,7 @@ class Watch(tune.Callback):
         self.died_at[planned.trial] = reached
         pulse.forget(self.run, planned.trial)
         self.silence.forget(planned.trial)
-        self.proposals.waits(planned)
+        self.proposals.waits_again(planned)
         self.proposals.progress.event(f"{planned.trial}: its process died; it goes on from its own checkpoint")
 
     def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:
