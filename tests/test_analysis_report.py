@@ -327,10 +327,13 @@ def test_summary_and_its_text(rich):
     assert lines[1].startswith(f"best: {found['best']['label']} (train.lr=")
 
 
-@pytest.mark.parametrize("arguments", [[], ["a", "b"]])
-def test_wrong_usage(arguments, capsys):
+@pytest.mark.parametrize(("arguments", "said"), [
+    ([], "usage: python -m analysis STUDY [STUDY ...]\n"),
+    (["a", "b"], "error: a: not a study folder (meta.json is missing); legal is a folder made by mmts-ray search\n"),
+])  # fmt: skip
+def test_wrong_usage(arguments, said, capsys):
     assert command.main(arguments) == 2
-    assert capsys.readouterr().err == "usage: python -m analysis STUDY\n"
+    assert capsys.readouterr().err == said
 
 
 def test_a_wrong_folder_is_one_line(tmp_path, capsys):
