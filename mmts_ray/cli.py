@@ -130,10 +130,8 @@ def _parser() -> argparse.ArgumentParser:
         added.add_argument("study", metavar="STUDY", type=storage.argument)
         _ray_arguments(added)
         if name == "extend":
-            added.add_argument("--trials", type=int, default=0, metavar="N", help="how many trials to add")
-            added.add_argument(
-                "--seeds", type=int, default=0, metavar="N", help="how many seeds to add to every configuration"
-            )
+            for what, kind in (("trials", int), ("seeds", int), ("hours", float), ("device-hours", float)):
+                added.add_argument(f"--{what}", type=kind, default=0, metavar="N", help=f"how many {what} to add")
             added.add_argument(
                 "--space", type=Path, metavar="SPACE.yaml", help="take `search:` and `baseline:` from this file"
             )
@@ -295,7 +293,7 @@ def _extend(args: argparse.Namespace) -> int:
 
     if args.plan is not None:
         return _run_plan(args)
-    study = folder.extended(folder.open_study(args.study), trials=args.trials, seeds=args.seeds, space=args.space)
+    study = folder.extended(folder.open_study(args.study), **{key: getattr(args, key) for key in folder.ADDS})
     frozen = _features(study, quiet=args.quiet)
     folder.update(study, args.study, frozen, cache_dir=default_cache_dir())
     return _run_search(args, study, args.study, frozen)
@@ -305,8 +303,8 @@ def _run_plan(args: argparse.Namespace) -> int:
     from mmts_ray import folder, plan_file, progress, results, search
     from mmts_ray.features import default_cache_dir
 
-    if args.trials or args.space is not None:
-        raise ValueError("--plan: goes without --trials and --space; it runs what the file lists and nothing else")
+    if any(getattr(args, key) for key in folder.ADDS):
+        raise ValueError("--plan: goes without the other options; it runs what the file lists and nothing else")
     study = folder.open_study(args.study)
     plan_file.load(args.plan, study, results.trials_of(args.study))  # refused before anything is encoded
     frozen = _features(study, quiet=args.quiet)

@@ -24,6 +24,8 @@ from mmts_ray.space_file import load
 from mmts_ray.study import StudyConfig, constraints, to_dict
 
 STUDY = "study.yaml"
+ADDS = ("trials", "seeds", "hours", "device_hours", "space")  # arguments of `extended`
+GROWS = ("trials", "budget_hours", "budget_device_hours")  # what `extend` adds to
 
 
 def refuse_existing(study_dir: Path) -> None:
@@ -50,7 +52,8 @@ def same_study(study: StudyConfig, study_dir: Path) -> StudyConfig:
     kept = open_study(study_dir)
     for key in (f.name for f in fields(StudyConfig)):
         mine, theirs = getattr(study, key), getattr(kept, key)
-        more = (key == "trials" and theirs > mine) or (key == "seeds" and theirs[: len(mine)] == mine)
+        more = key in GROWS and None not in (mine, theirs) and theirs > mine
+        more = more or (key == "seeds" and theirs[: len(mine)] == mine)
         if mine != theirs and not more:
             what = key
             if key == "fixed":
@@ -67,6 +70,8 @@ def same_study(study: StudyConfig, study_dir: Path) -> StudyConfig:
 def create(study: StudyConfig, study_dir: Path, frozen: Frozen, *, command: str, cache_dir: Path | None = None) -> None:
     """Write meta.json and then study.yaml, whose presence makes the folder a study; groups are kept in `cache_dir`."""
     refuse_existing(study_dir)
+    for other in study.warm_start:
+        results.read_meta(other)
     meta = {**describe(study, frozen, command=command, cache_dir=cache_dir), **_address(study_dir)}
     try:
         study_dir.mkdir(parents=True, exist_ok=True)
@@ -96,13 +101,30 @@ def open_study(study_dir: Path) -> StudyConfig:
     return load(study_dir / STUDY)
 
 
-def extended(study: StudyConfig, *, trials: int, seeds: int = 0, space: Path | None = None) -> StudyConfig:
-    """The study with more trials or seeds, and with the search and baselines of another file when one is given."""
-    for option, number in (("--trials", trials), ("--seeds", seeds)):
+def extended(
+    study: StudyConfig,
+    *,
+    trials: int = 0,
+    seeds: int = 0,
+    hours: float = 0,
+    device_hours: float = 0,
+    space: Path | None = None,
+) -> StudyConfig:
+    """The study with more trials, seeds or budget, and the search and baselines of another file when one is given."""
+    added = {"--trials": trials, "--seeds": seeds, "--hours": hours, "--device-hours": device_hours}
+    for option, number in added.items():
         if number < 0:
-            raise ValueError(f"{option}: {number}; legal is a whole number above 0")
-    if not trials and not seeds and space is None:
-        raise ValueError("nothing to add; legal are --trials N, --seeds N and --space SPACE.yaml")
+            raise ValueError(f"{option}: {number}; legal is a number above 0")
+    if not any(added.values()) and space is None:
+        raise ValueError(
+            f"nothing to add; legal are {', '.join(f'{option} N' for option in added)}, --space SPACE.yaml"
+        )
+    for key, more in (("budget_hours", hours), ("budget_device_hours", device_hours)):
+        if more:
+            limit = getattr(study, key)
+            if limit is None:
+                raise ValueError(f"{key.replace('_', '.', 1)}: the study has no such budget; it ends by its trials")
+            study = replace(study, **{key: limit + more})
     if study.strategy == "grid" and trials:
         raise ValueError("--trials: a grid has no further points; give --space with more of them")
     if seeds:
@@ -144,6 +166,7 @@ def describe(study: StudyConfig, frozen: Frozen, *, command: str, cache_dir: Pat
         "seed": study.seed,
         "seeds": list(study.seeds),
         "trials": study.trials,
+        "budget": {"hours": study.budget_hours, "device_hours": study.budget_device_hours},
         "controls": study.controls,
         "baselines": [name for name, _ in study.baselines],
         "space": [_described(study, index) for index in range(len(study.searched))],

@@ -4,7 +4,7 @@ from typing import Any
 
 from mmts_ray.config import NAMED, SECTIONS, SINGLE
 from mmts_ray.space import REQUIRED, Choice, Domain, declared, did_you_mean
-from mmts_ray.study import STRATEGIES, StudyConfig, grid
+from mmts_ray.study import STRATEGIES, StudyConfig, constraints, grid
 
 COLUMNS = ("parameter", "of", "domain", "default", "unit", "source", "meaning")
 
@@ -94,6 +94,9 @@ def resolved(study: StudyConfig) -> dict[str, Any]:
         "seeds": list(study.seeds),
         "controls": study.controls if study.searched else 0,
         "controls_meaning": _controls(study),
+        "constraints": {name: sides for name, sides in constraints(study).items()},
+        "budget": {"hours": study.budget_hours, "device_hours": study.budget_device_hours},
+        "warm_start": list(study.warm_start),
         "fixed": {k: v for k, v in example.items if k not in searched},
         "search": {e.path: _searched(e) for e in study.searched},
         "baseline": {name: dict(items) for name, items in study.baselines},
@@ -133,6 +136,13 @@ def describe(resolved: dict[str, Any]) -> str:
         f"strategy    {resolved['strategy']}: {resolved['strategy_meaning']}",
         f"seed        {resolved['seed']}; each configuration runs on {', '.join(map(str, resolved['seeds']))}",
         f"controls    {resolved['controls']} of the trials, {resolved['controls_meaning']}",
+        *(
+            f"constraint  {name} {side} {b:g}"
+            for name, ends in resolved["constraints"].items()
+            for side, b in ends.items()
+        ),
+        *(f"budget      {limit:g} {name.replace('_', '-')}" for name, limit in resolved["budget"].items() if limit),
+        *(f"warm start  {path}" for path in resolved["warm_start"]),
         "search",
         *(f"  {path:28} {text}" for path, text in resolved["search"].items()),
         "baselines, run first; the first is the default",

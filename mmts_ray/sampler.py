@@ -123,16 +123,8 @@ class Sampler:
         state, values, seen = self._end(status, values, epoch)
         if trial in self.number_of or state == TrialState.FAIL:
             return False
-        point = config.flat()
-        params: dict[str, Any] = {}
-        for entry in self.config.searched:
-            if not self.config.active(point, entry):
-                continue
-            try:
-                params[entry.path] = entry.domain.parse(point.get(entry.path))
-            except ValueError:
-                return False
-        if self.config.trial_config(params).hash != config.hash:
+        params = self.point_of(config)
+        if params is None or self.config.trial_config(params).hash != config.hash:
             return False
         by_path = {entry.path: entry.domain for entry in self.config.searched}
         self.study.add_trial(
@@ -147,6 +139,27 @@ class Sampler:
             )
         )
         self.number_of[trial] = self._count
+        self._count += 1
+        return True
+
+    def point_of(self, config: TrialConfig) -> dict[str, Any] | None:
+        """The searched values of a configuration; None when it is no point of the space."""
+        flat = config.flat()
+        point: dict[str, Any] = {}
+        for entry in self.config.searched:
+            if self.config.active(flat, entry):
+                try:
+                    point[entry.path] = entry.domain.parse(flat.get(entry.path))
+                except ValueError:
+                    return None
+        return point
+
+    def enqueue(self, point: dict[str, Any]) -> bool:
+        """Propose a point before what the strategy chooses; False when it waits already."""
+        waiting = self.study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+        if any(trial.system_attrs.get("fixed_params") == point for trial in waiting):
+            return False
+        self.study.enqueue_trial(point)
         self._count += 1
         return True
 

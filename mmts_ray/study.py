@@ -62,7 +62,10 @@ class StudyConfig:
     objective: tuple[tuple[str, str], ...]
     constraints: tuple[tuple[str, str, float], ...]
     strategy: str
+    warm_start: tuple[str, ...]
     trials: int
+    budget_hours: float | None
+    budget_device_hours: float | None
     controls: int
     seed: int
     seeds: tuple[int, ...]
@@ -141,7 +144,9 @@ def to_dict(study: StudyConfig) -> dict[str, Any]:
         "objective": dict(study.objective),
         "constraints": constraints(study),
         "strategy": study.strategy,
+        "warm_start": list(study.warm_start),
         "trials": study.trials,
+        "budget": {"hours": study.budget_hours, "device_hours": study.budget_device_hours},
         "controls": study.controls,
         "seed": study.seed,
         "seeds": list(study.seeds),

@@ -49,6 +49,7 @@ OURS: dict[str, set[str]] = {
     "plan": {"config", "ranking", "results", "space", "study"},
     "plan_file": {"config", "plan", "ranking", "results", "space", "study"},
     "search": {
+        "config",
         "features",
         "loggers",
         "plan",

@@ -24,10 +24,12 @@ from mmts_ray.plan import (
 )
 from mmts_ray.ranking import Rows, excess, metrics_of, values
 from mmts_ray.sampler import Sampler
+from mmts_ray.search.budget import Budget
 from mmts_ray.search.drive import drive
 from mmts_ray.search.lease import lease
 from mmts_ray.search.proposals import Progress, Proposals
 from mmts_ray.search.schedulers import Asha, scheduler_of
+from mmts_ray.search.warm import warm_start
 from mmts_ray.study import StudyConfig
 
 
@@ -42,6 +44,8 @@ def search(
         groups = grouped(study, known)
         sampler = Sampler(study, study_dir)
         _synchronise(study, sampler, groups)
+        for line in warm_start(study, sampler, groups, data_key=frozen.key):
+            progress.event(line)
         scheduler = scheduler_of(study)
         stopped = scheduler.replay(evaluations(study, known, steps)) if isinstance(scheduler, Asha) else set()
         begun = unfinished(study, known, steps, *results.KINDS)
@@ -63,6 +67,8 @@ def search(
             next_id=first_id + len(baselines) + len(controls),
             progress=progress,
             scheduled=scheduler is not None,
+            budget=Budget(study, study_dir),
+            certain=sum(p.trial not in stopped for p in begun),
         )
         progress.begin(planned=len(plan) + proposals.wanted, finished=len(groups) - len(begun))
         for planned in begun:

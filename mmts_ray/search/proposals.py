@@ -18,6 +18,7 @@ from mmts_ray.plan import (
 )
 from mmts_ray.ranking import Metrics, Rows, excess, metrics_of, values
 from mmts_ray.sampler import Sampler
+from mmts_ray.search.budget import Budget
 from mmts_ray.study import StudyConfig
 from mmts_ray.trial.run import checkpoint_dir
 
@@ -56,6 +57,8 @@ class Proposals(Searcher):
         wanted: int = 0,
         next_id: int = 0,
         scheduled: bool = False,
+        budget: Budget | None = None,
+        certain: int = 0,
     ) -> None:
         super().__init__()
         self.study, self.study_dir, self.sampler, self.progress = study, study_dir, sampler, progress
@@ -63,6 +66,8 @@ class Proposals(Searcher):
         self.sampled, self.wanted, self.next_id = sampled, wanted, next_id
         self.ledger = results.Ledger(study_dir)
         self.live: dict[str, Planned] = {}  # by Tune's trial id
+        self.budget = budget
+        self.certain = certain  # of the plan, what has begun and is finished whatever the budget says
         self.interrupted = ""  # why nothing more is run, when the storage has failed
         self.why: Callable[[str], tuple[str, str]] = lambda trial_id: ("failed", "the trial's process died")
         self.last: dict[str, dict[str, Any]] = {}
@@ -117,7 +122,11 @@ class Proposals(Searcher):
         self.interrupted = self.interrupted or str(problem)
 
     def _next(self) -> Planned | None:
+        if self.certain <= 0 and self.budget and (self.plan or self.wanted > 0) and (why := self.budget.exhausted()):
+            self.progress.event(why)
+            self.plan, self.wanted = [], 0
         if self.plan:
+            self.certain -= 1
             return self.plan.pop(0)
         if self.wanted <= 0 or self.sampler is None:
             return None

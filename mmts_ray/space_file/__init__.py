@@ -5,6 +5,8 @@ objective: {val_i2t_r1: max}        # one metric, or several for a trade-off
 constraints: {val_modality_distance: {max: 0.5}}  # what a configuration must keep to win; the strategy learns to
 strategy: tpe                       # see STRATEGIES
 trials: 32                          # configurations; baselines come on top and run first
+budget: {hours: null, device_hours: null}  # spent by the ledger, kills included: then what runs ends, nothing starts
+warm_start: []                      # folders of studies whose results are told and whose best run first
 controls: null                      # so many of the trials are drawn at random and never stopped early: they say what
                                     # an early result is worth (null: 20 of 100 or more trials, if others are stopped)
 seed: 0                             # of the sampler
@@ -47,7 +49,9 @@ KEYS: dict[str, Any] = {
     "objective": {"val_i2t_r1": "max"},
     "constraints": {},
     "strategy": "tpe",
+    "warm_start": [],
     "trials": 32,
+    "budget": {"hours": None, "device_hours": None},
     "controls": None,
     "seed": 0,
     "seeds": None,
@@ -93,7 +97,8 @@ def _with_full_paths(study: StudyConfig) -> StudyConfig:
         is_path = isinstance(domain := known[key].domain, Text) and domain.path
         if is_path and value is not None and (full := Path(value).expanduser().absolute()).exists():
             fixed[key] = str(full)
-    return replace(study, fixed=tuple(fixed.items()))
+    warm = tuple(str(Path(path).expanduser().absolute()) for path in study.warm_start)
+    return replace(study, fixed=tuple(fixed.items()), warm_start=warm)
 
 
 def parse(raw: Any, *, overrides: Mapping[str, Any] | None = None, default_name: str = "study") -> StudyConfig:
@@ -129,7 +134,10 @@ def parse(raw: Any, *, overrides: Mapping[str, Any] | None = None, default_name:
         objective=_objective(given["objective"]),
         constraints=_constraints(given["constraints"]),
         strategy=_one_of("strategy", given["strategy"], STRATEGIES),
+        warm_start=_warm_start(given["warm_start"]),
         trials=parse_at("trials", Int(0, 1_000_000), given["trials"]),
+        budget_hours=_budget(given["budget"], "hours"),
+        budget_device_hours=_budget(given["budget"], "device_hours"),
         controls=_controls(given),
         seed=parse_at("seed", Int(0, 2**31 - 1), given["seed"]),
         seeds=_seeds(given),
@@ -196,6 +204,8 @@ def _check_study(study: StudyConfig) -> None:
         )
     if study.controls and study.strategy == "grid":
         raise ValueError("controls: a grid is not sampled; legal is 0")
+    if study.warm_start and study.strategy == "grid":
+        raise ValueError("warm_start: a grid is not proposed; legal is []")
     if study.controls > study.trials:
         raise ValueError(f"controls: {study.controls} of {study.trials} trials; legal is at most their number")
     if len(study.seeds) > 1:
@@ -227,6 +237,18 @@ def _controls(given: Mapping[str, Any]) -> int:
     if wanted is not None:
         return parse_at("controls", Int(0, 1_000_000), wanted)
     return CONTROLS if STRATEGIES[given["strategy"]].scheduler and trials >= ENOUGH_FOR_CONTROLS else 0
+
+
+def _budget(value: Any, key: str) -> float | None:
+    limit = _part("budget", value)[key]
+    return None if limit is None else float(parse_at(f"budget.{key}", Float(1e-6, 1e9), limit))
+
+
+def _warm_start(value: Any) -> tuple[str, ...]:
+    paths = [value] if isinstance(value, str) else value
+    if not isinstance(paths, list) or not all(isinstance(path, str) and path for path in paths):
+        raise ValueError(f"warm_start: needs the folder of a study, or a list of them, not {value!r}")
+    return tuple(paths)
 
 
 def _seeds(given: Mapping[str, Any]) -> tuple[int, ...]:
