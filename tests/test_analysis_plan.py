@@ -262,3 +262,23 @@ def test_ring_values_are_legal_different_and_inside_the_searched_range(value, lo
     assert here not in found
     assert all(low <= v <= high for v in found)
     assert all(isinstance(v, int) == (kind == "int") for v in found)
+
+
+def test_planned_runs_fill_the_panels_that_lacked_them(tmp_path):
+    world = World(tmp_path / "s", trials=40, points=[TOP], confirm=5)
+    before = report.find(world.study)
+    assert before["inert"].refusal is not None
+    assert before["ablation"].refusal is not None
+    assert "rings" not in before["plateau"].frames
+    made = plan.plan(world.study)
+    world.carry_out(made)
+    after = report.find(world.study)
+    assert after["inert"].refusal is None
+    assert after["ablation"].refusal is None
+    assert after["tunability"].refusal is None
+    rings = after["plateau"].frames["rings"]
+    assert set(rings["path"]) == {p["path"] for p in SPACE}
+    assert (rings["n"] == 5).all()
+    planned = {(path, v) for e in made.entries if e.name.startswith("ring") for path, v in e.changes.items()}
+    assert len(planned) == 4 * len(SPACE)
+    assert planned <= set(zip(rings["path"], rings["value"]))

@@ -54,13 +54,7 @@ def curves(study: Study) -> Finding:
     rest = [c.label for c in candidates(study) if c.source == "baseline" and c.label not in set(frame["arm"])]
     level = {c.label: t_interval(c.values(study.reported.column)) for c in candidates(study)}
     others = [Markup("{}: {}").format(name, score(level[name], study.reported)) for name in rest if level[name].n]
-    sentences: list[Markup | str] = [
-        Markup("{}: {} of the range ({} to {}) within {} of the best, 95 % interval {} to {}.").format(
-            row.curve, percent(row.share), significant(row.low), significant(row.high),
-            _delta(row.delta, study.reported), percent(row.share_lo), percent(row.share_hi),
-        )
-        for row in spans.itertuples()
-    ]  # fmt: skip
+    sentences: list[Markup | str] = [_near(row, study.reported) for row in spans.itertuples()]
     sentences.append(
         f"Delta is {IN_SD} seed standard deviations. Shares are of the swept range"
         f"{' on its logarithmic axis' if _log(points) else ''}, "
@@ -132,35 +126,59 @@ def widths(study: Study, points: list[Point]) -> pd.DataFrame:
     """Per curve, the connected range around its best setting that stays within delta of the best setting of all.
 
     The best of all is chosen by the objective on validation, and compared on the reported split: the highest of many
-    means on one split would be a maximum of noise. Interval: draws of the means from the pooled seed variance (normal
-    means, scaled inverse chi-square variance). Columns: curve, best_x, best, low, high, share, its lo and hi, delta.
+    means on one split would be a maximum of noise. Columns: curve, best_x, best, low, high, share, share_lo, share_hi,
+    delta.
     """
-    metric = study.reported
     columns = ["curve", "best_x", "best", "low", "high", "share", "share_lo", "share_hi", "delta"]
-    values = [p.arm.values(metric.column) for p in points]
-    sd, df = pooled_sd([v.to_numpy() for v in values])
-    if not df or not sd > 0 or not metric.better:
+    sd, df = pooled_sd([p.arm.values(study.reported.column).to_numpy() for p in points])
+    if not df or not sd > 0 or not study.reported.better:
         return pd.DataFrame(columns=columns)
-    delta = IN_SD * sd
-    x = np.array([p.x for p in points])
-    place = np.log(x) if _log(points) else x
-    mean, n = np.array([v.mean() for v in values]) * metric.better, np.array([len(v) for v in values])
-    chosen = int(np.argmax([p.arm.values(study.objective.column).mean() * metric.better for p in points]))
-    seed = study.meta.get("seed")
-    rng = generator(seed if isinstance(seed, int) and seed >= 0 else 0, "curves")
-    spread = sd * np.sqrt(df / rng.chisquare(df, DRAWS))
-    drawn = mean + rng.standard_normal((DRAWS, len(points))) * spread[:, None] / np.sqrt(n)
-    whole = place.max() - place.min()
-    rows = []
-    for curve in dict.fromkeys(p.curve for p in points):
+    place, mean, floor = _levels(study, points)
+    delta, draws, rows = IN_SD * sd, share_draws(study, points), []
+    for curve, shares in draws.items():
         own = np.array([p.curve == curve for p in points])
-        low, high = _range(place[own], mean[own], mean[chosen] - delta)
-        shares = [np.diff(_range(place[own], one[own], one[chosen] - delta))[0] / whole for one in drawn]
+        low, high = _range(place[own], mean[own], floor - delta)
         top = int(np.flatnonzero(own)[np.argmax(mean[own])])
         ends = (math.exp(low), math.exp(high)) if _log(points) else (low, high)
         lo, hi = np.quantile(shares, [0.025, 0.975])
-        rows.append((curve, x[top], mean[top] * metric.better, *ends, (high - low) / whole, lo, hi, delta))
+        share = (high - low) / (place.max() - place.min())
+        rows.append((curve, points[top].x, mean[top] * study.reported.better, *ends, share, lo, hi, delta))
     return pd.DataFrame(rows, columns=columns)
+
+
+def share_draws(study: Study, points: list[Point]) -> dict[str, np.ndarray]:
+    """Draws of each curve's share of the swept range, draw i of all curves from the same draw of the means.
+
+    Means are normal around those observed with the pooled seed variance, itself scaled inverse chi-square.
+    """
+    metric = study.reported
+    values = [p.arm.values(metric.column).to_numpy() for p in points]
+    sd, df = pooled_sd(values)
+    place, mean, _ = _levels(study, points)
+    seed = study.meta.get("seed")
+    rng = generator(seed if isinstance(seed, int) and seed >= 0 else 0, "curves")
+    spread = sd * np.sqrt(df / rng.chisquare(df, DRAWS))
+    error = rng.standard_normal((DRAWS, len(points))) / np.sqrt([len(v) for v in values])
+    drawn = mean + error * spread[:, None]
+    chosen, whole, delta = _chosen(study, points), place.max() - place.min(), IN_SD * sd
+    shares = {}
+    for curve in dict.fromkeys(p.curve for p in points):
+        own = np.array([p.curve == curve for p in points])
+        ranges = [_range(place[own], one[own], one[chosen] - delta) for one in drawn]
+        shares[curve] = np.array([high - low for low, high in ranges]) / whole
+    return shares
+
+
+def _levels(study: Study, points: list[Point]) -> tuple[np.ndarray, np.ndarray, float]:
+    """Places on the axis, means (higher is better), and the mean of the setting that validation chose."""
+    x = np.array([p.x for p in points])
+    mean = np.array([p.arm.values(study.reported.column).mean() for p in points]) * study.reported.better
+    return (np.log(x) if _log(points) else x), mean, float(mean[_chosen(study, points)])
+
+
+def _chosen(study: Study, points: list[Point]) -> int:
+    objective = study.objective
+    return int(np.argmax([p.arm.values(objective.column).mean() * objective.better for p in points]))
 
 
 def _range(place: np.ndarray, mean: np.ndarray, floor: float) -> tuple[float, float]:
@@ -228,6 +246,17 @@ def _base(study: Study, metric: Metric) -> float:
     default = choose(study).default
     values = default.values(metric.column) if default else pd.Series(dtype=float)
     return float(values.mean()) if len(values) else math.nan
+
+
+def _near(row: Any, metric: Metric) -> Markup:
+    """How much of the range a curve stays near the best, in words."""
+    near, ends = _delta(row.delta, metric), f"95 % interval {percent(row.share_lo)} to {percent(row.share_hi)}"
+    if row.share == 0:
+        return Markup("{}: no setting within {} of the best, {} of the range.").format(row.curve, near, ends)
+    span = f"{significant(row.low)} to {significant(row.high)}"
+    return Markup("{}: {} of the range ({}) within {} of the best, {}.").format(
+        row.curve, percent(row.share), span, near, ends
+    )
 
 
 def _delta(delta: float, metric: Metric) -> str:
