@@ -68,6 +68,8 @@ class Meter:
 
     def resources(self, used: dict[str, float], total: dict[str, float]) -> None: ...
 
+    def more(self, count: int) -> None: ...
+
     def event(self, text: str) -> None:
         print(text, file=sys.stderr)
 

@@ -16,6 +16,17 @@ MOST_REPEATS = 200  # draws in a row that have run already: then the space is ta
 
 
 @dataclass(frozen=True)
+class Parent:
+    """Whose checkpoint a trial goes on from, where that was, and which trial's place it takes."""
+
+    trial: str
+    config_hash: str
+    epoch: int
+    step: int
+    replaces: str
+
+
+@dataclass(frozen=True)
 class Planned:
     """What runs as one: a configuration on its seeds, each of them a trial of the ledger.
 
@@ -30,6 +41,7 @@ class Planned:
     seeds: tuple[int, ...] = ()  # its own, when it is alone
     ended: tuple[tuple[int, str], ...] = ()
     before: tuple[tuple[int, int, Metrics], ...] = ()
+    parent: Parent | None = None
 
     @property
     def members(self) -> dict[int, str]:
@@ -70,9 +82,18 @@ def unfinished(study: StudyConfig, known: Rows, steps: list[dict[str, Any]], *ki
                 seeds=seeds,
                 ended=tuple((s, m["status"]) for s, m in members.items() if m and m["status"] in results.FINISHED),
                 before=tuple(rows[group]),
+                parent=_parent(row),
             )
         )
     return found
+
+
+def _parent(row: dict[str, Any]) -> Parent | None:
+    kept = {k.removeprefix("derived.parent_"): v for k, v in row.items() if k.startswith("derived.parent_")}
+    if not kept:
+        return None
+    epoch, step = int(kept["epoch"]), int(kept["step"])
+    return Parent(row["derived.parent"], kept["config_hash"], epoch, step, row["derived.replaces"])
 
 
 def _metrics(study: StudyConfig, row: dict[str, Any]) -> Metrics:
@@ -174,6 +195,14 @@ def start_records(study: StudyConfig, planned: Planned, *, status: str, data_key
         "derived.data.key": data_key,
         **{f"derived.schedule.{k}": v for k, v in schedule.derived.items()},
     }
+    if planned.parent is not None:
+        shared |= {
+            "derived.parent": planned.parent.trial,
+            "derived.parent_config_hash": planned.parent.config_hash,
+            "derived.parent_epoch": planned.parent.epoch,
+            "derived.parent_step": planned.parent.step,
+            "derived.replaces": planned.parent.replaces,
+        }
     ended = dict(planned.ended)
     return [
         {**shared, "trial": trial, "seed": seed, f"param.{SEED}": seed}

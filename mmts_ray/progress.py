@@ -85,6 +85,10 @@ class Trials:
         if self.live is None and not self.quiet:
             print(text, file=sys.stderr, flush=True)
 
+    def more(self, count: int) -> None:
+        """So many trials have come to those that were planned."""
+        self.note["planned"] += count
+
     def trial_ended(self, planned: "Planned", *, status: str, metrics: dict[str, float], seconds: float) -> None:
         """One trial of this driver has ended."""
         now = time.time()

@@ -4,7 +4,7 @@ from typing import Any
 
 from mmts_ray.config import NAMED, SECTIONS, SINGLE
 from mmts_ray.space import REQUIRED, Choice, Domain, declared, did_you_mean
-from mmts_ray.study import STRATEGIES, StudyConfig, constraints, grid
+from mmts_ray.study import REDUCTION, STRATEGIES, WORST, StudyConfig, constraints, grid
 
 COLUMNS = ("parameter", "of", "domain", "default", "unit", "source", "meaning")
 
@@ -89,7 +89,7 @@ def resolved(study: StudyConfig) -> dict[str, Any]:
         "study": study.study,
         "objective": dict(study.objective),
         "strategy": study.strategy,
-        "strategy_meaning": STRATEGIES[study.strategy].meaning,
+        "strategy_meaning": STRATEGIES[study.strategy].meaning + _scheduler(study),
         "seed": study.seed,
         "seeds": list(study.seeds),
         "controls": study.controls if study.searched else 0,
@@ -113,6 +113,25 @@ def resolved(study: StudyConfig) -> dict[str, Any]:
             "concurrent": study.resources.concurrent or "as many as fit",
         },
     }
+
+
+def _scheduler(study: StudyConfig) -> str:
+    """What the strategy's scheduler does in this study, in its epochs."""
+    scheduler = STRATEGIES[study.strategy].scheduler
+    if not scheduler or not study.searched:
+        return ""
+    if scheduler == "asha":
+        at = ", ".join(map(str, study.rungs))
+        return f"; ASHA: at epochs {at}, or the next evaluation, only the best 1 in {REDUCTION} of those so far go on"
+    if scheduler == "hyperband":
+        brackets = ", ".join(f"{size} trials from epoch {first}" for size, first in study.brackets)
+        return (
+            f"; HyperBand: {brackets}, and at each rung the best 1 in {REDUCTION} go on to {REDUCTION} times the epochs"
+        )
+    return (
+        f"; PBT: every {study.round_epochs} epochs the worst {WORST:.0%} of the population are replaced by moved "
+        f"copies of the best {WORST:.0%}"
+    )
 
 
 def _controls(study: StudyConfig) -> str:

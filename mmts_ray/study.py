@@ -5,6 +5,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,14 +25,21 @@ class Strategy:
 
 STRATEGIES = {
     "random": Strategy("random", "", "independent random points"),
+    "random_asha": Strategy("random", "asha", "independent random points"),
     "grid": Strategy("grid", "", "every combination: all choices, and `grid_points` values of each range"),
     "tpe": Strategy("tpe", "", "tree-structured Parzen estimator (multivariate), no early stopping"),
-    "tpe_asha": Strategy("tpe", "asha", "TPE, and ASHA stops the worst two thirds at epochs 1, 3, 9, ..."),
+    "tpe_asha": Strategy("tpe", "asha", "tree-structured Parzen estimator (multivariate)"),
+    "hyperband": Strategy("random", "hyperband", "independent random points"),
+    "bohb": Strategy("tpe", "hyperband", "kernel density estimates of good and bad points (multivariate TPE)"),
+    "pbt": Strategy("random", "pbt", "independent random points to start from"),
     "nsga2": Strategy("nsga2", "", "genetic search for the trade-off of two or more metrics"),
     "nsga2_asha": Strategy("nsga2", "asha", "NSGA-II, and ASHA stops the worst two thirds by the first metric"),
 }
 SEVERAL = ("random", "grid", "tpe", "nsga2")  # samplers that take several metrics
 MAX_GRID = 100_000
+REDUCTION = 3  # of the trials at a rung, one in so many goes on
+ROUNDS = 10  # of a population in a run
+WORST = 0.25  # of a population is replaced by moved copies of as many of the best, in each round
 
 
 @dataclass(frozen=True)
@@ -79,6 +87,31 @@ class StudyConfig:
     stall_minutes: float
     grid_points: int
     loggers: tuple[str, ...] = ()
+
+    @property
+    def epochs(self) -> int:
+        """Epochs of a trial; with a scheduler they are the same for all."""
+        return self.trial_config(self.example()).kwargs("train")["epochs"]
+
+    @property
+    def rungs(self) -> list[int]:
+        """Epochs at which ASHA decides, each on the first evaluation at or after it: 1, 3, 9, ..."""
+        return [REDUCTION**k for k in range(64) if REDUCTION**k < self.epochs]
+
+    @property
+    def brackets(self) -> list[tuple[int, int]]:
+        """(trials, epochs before the first cut) of HyperBand's brackets, the largest first; then they begin again."""
+        most = round(math.log(self.epochs, REDUCTION))
+        sizes = [
+            (math.ceil((most + 1) / (s + 1) * REDUCTION**s), int(self.epochs * REDUCTION**-s)) for s in range(most + 1)
+        ]
+        return [(size, first) for size, first in reversed(sizes) if first]
+
+    @property
+    def round_epochs(self) -> int:
+        """Epochs between two decisions on a population: a tenth of the run, in whole evaluations."""
+        every = self.trial_config(self.example()).kwargs("train")["eval_every"]
+        return every * max(1, round(self.epochs / ROUNDS / every))
 
     def trial_config(self, point: Mapping[str, Any]) -> TrialConfig:
         """The complete configuration of a sampled point; an explicit train.seed in `fixed` or the point wins."""

@@ -56,6 +56,9 @@ class Heard:
     def event(self, text):
         self.said.append(text)
 
+    def more(self, count):
+        self.begun.append((count, None))
+
     def trial_ended(self, planned, *, status, metrics, seconds):
         self.ended.append((planned.trial, status, metrics, seconds))
 
@@ -94,7 +97,10 @@ def check_ledger(folder):
     return trials
 
 
-@pytest.mark.parametrize("strategy", ["tpe", "random", "grid", "tpe_asha", "nsga2", "tpe_asha of two"])
+@pytest.mark.parametrize(
+    "strategy",
+    ["tpe", "random", "grid", "tpe_asha", "random_asha", "hyperband", "bohb", "nsga2", "tpe_asha of two"],
+)
 def test_every_strategy_lives_its_life(strategy, local_ray, tmp_path):
     goals = {"val_i2t_r1": "max", "val_modality_distance": "min"}
     strategy, _, two = strategy.partition(" of ")
@@ -122,7 +128,7 @@ def test_every_strategy_lives_its_life(strategy, local_ray, tmp_path):
     for trial in trials:
         if trial["trial"] in told and trial["status"] == "done":
             assert told[trial["trial"]].values[0] == trial["metric.val_i2t_r1"]
-    if strategy == "tpe_asha":
+    if strategy in ("tpe_asha", "random_asha", "hyperband", "bohb"):
         stopped = [t for t in trials if t["status"] == "stopped"]
         assert stopped, "six random toys in three rungs: some must fall behind"
         assert all(told[t["trial"]].state == TrialState.PRUNED for t in stopped)
@@ -357,7 +363,7 @@ def test_seed_groups_are_told_as_their_mean_stopped_as_one_and_more_seeds_can_be
             wanted = sum(t["metric.val_i2t_r1"] for t in each) / 2
             assert told[trial].value == pytest.approx(wanted)
             assert told[trial].state == (TrialState.COMPLETE if row["status"] == "done" else TrialState.PRUNED)
-    if strategy == "tpe_asha":
+    if strategy in ("tpe_asha", "random_asha", "hyperband", "bohb"):
         assert "stopped" in {row["status"] for row in groups.values()}
     kept = {p.parent.name for p in (tmp_path / "s" / "checkpoints").rglob(WEIGHTS)}
     done = [t for t, row in groups.items() if row["status"] == "done"]

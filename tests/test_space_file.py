@@ -267,3 +267,47 @@ def test_check_says_what_each_worker_of_a_trial_takes():
     study = space_file.parse({"resources": {"workers": 2, "cpus_per_worker": 4, "gpus_per_worker": 0.5}})
     assert "2 workers x (4 CPU, 0.5 GPU) per trial" in reference.describe(reference.resolved(study))
     assert "1 CPU, 0 GPU per trial" in reference.describe(reference.resolved(space_file.parse({})))
+
+
+PBT = {"strategy": "pbt", "trials": 4, "search": {"train.lr": {"loguniform": [1e-4, 1e-2]}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"search": {"train.batch_size": {"choice": [64, 256]}}},
+            r"train.batch_size: pbt changes .* legal are train.lr",
+        ),
+        ({"search": {"groups.k": {"int": [2, 9]}}, "fixed": {"schedule.name": "cosine"}}, "groups.k: pbt changes"),
+        ({"search": {"loss.name": {"choice": ["info_nce", "siglip"]}}}, "loss.name: pbt changes"),
+        ({"trials": 3}, "trials: 3 is no population"),
+        ({"fixed": {"train.epochs": 4, "train.eval_every": 4}}, "train.eval_every: 4 of 4 epochs leaves pbt nothing"),
+        ({"strategy": "hyperband", "fixed": {"train.epochs": 1}}, "leaves hyperband nothing to decide on"),
+        (
+            {"strategy": "random_asha", "search": {"train.epochs": {"int": [3, 9]}}},
+            "train.epochs: strategy random_asha",
+        ),
+        (
+            {"strategy": "tpe_asha", "search": {"train.eval_every": {"int": [1, 3]}}},
+            "train.eval_every: strategy tpe_asha",
+        ),
+    ],
+)
+def test_a_scheduler_that_could_not_do_its_work_is_refused(change, words):
+    space_file.parse(PBT)
+    with pytest.raises(ValueError, match=words):
+        space_file.parse({**PBT, **change})
+
+
+def test_check_says_when_a_scheduler_decides():
+    from mmts_ray import reference
+
+    def told(**changes):
+        return reference.resolved(space_file.parse({**PBT, **changes}))["strategy_meaning"]
+
+    assert "at epochs 1, 3, 9, or the next evaluation" in told(strategy="tpe_asha")
+    assert "9 trials from epoch 1, 5 trials from epoch 3, 3 trials from epoch 10" in told(strategy="hyperband")
+    assert "every 1 epochs the worst 25%" in told()
+    assert "every 4 epochs" in told(fixed={"train.epochs": 30, "train.eval_every": 2})
+    assert ";" not in told(strategy="tpe")

@@ -27,6 +27,7 @@ from mmts_ray.sampler import Sampler
 from mmts_ray.search.budget import Budget
 from mmts_ray.search.drive import drive
 from mmts_ray.search.lease import lease
+from mmts_ray.search.population import Population
 from mmts_ray.search.proposals import Progress, Proposals
 from mmts_ray.search.schedulers import Asha, scheduler_of
 from mmts_ray.search.warm import warm_start
@@ -49,11 +50,13 @@ def search(
         scheduler = scheduler_of(study)
         stopped = scheduler.replay(evaluations(study, known, steps)) if isinstance(scheduler, Asha) else set()
         begun = unfinished(study, known, steps, *results.KINDS)
+        # planned in a population in place of another, but killed before the other's end was written
+        stopped |= {row["derived.replaces"] for row in groups.values() if row.get("derived.replaces")}
         first_id = next_number(known, "t")
         baselines = missing_baselines(study, known, first_id)
         controls = missing_controls(study, known, first_id + len(baselines))
         plan = [*(p for p in begun if p.trial not in stopped), *baselines, *controls]
-        sampled = sum(row["kind"] == "search" for row in groups.values())
+        sampled = sum(row["kind"] == "search" and not row.get("derived.parent") for row in groups.values())
         total = len(sampler.grid) if study.strategy == "grid" else study.trials - study.controls
         proposals = Proposals(
             study,
@@ -69,6 +72,7 @@ def search(
             scheduled=scheduler is not None,
             budget=Budget(study, study_dir),
             certain=sum(p.trial not in stopped for p in begun),
+            keep_every=study.round_epochs if isinstance(scheduler, Population) else 0,
         )
         progress.begin(planned=len(plan) + proposals.wanted, finished=len(groups) - len(begun))
         for planned in begun:
@@ -140,7 +144,7 @@ def _run_certain(
 def _synchronise(study: StudyConfig, sampler: Sampler, groups: Rows) -> None:
     """Tell the sampler what the ledger knows and it does not: ends it missed, and trials of a lost or other journal."""
     for trial, row in groups.items():
-        if row["kind"] in results.FRESH or row["status"] not in results.FINISHED:
+        if row["kind"] in results.FRESH or row["status"] not in results.FINISHED or row.get("derived.parent"):
             continue
         metrics = metrics_of(row)
         end = {"status": row["status"], "values": values(study.objective, metrics), "epoch": row["epoch"]}

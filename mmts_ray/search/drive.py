@@ -24,6 +24,7 @@ from ray.tune.schedulers import TrialScheduler
 from mmts_ray import results, storage
 from mmts_ray.features import Frozen
 from mmts_ray.search import preflight
+from mmts_ray.search.population import Population
 from mmts_ray.search.preflight import SLOT
 from mmts_ray.search.proposals import Proposals
 from mmts_ray.search.usage import Usage
@@ -64,6 +65,11 @@ def drive(
         stall_seconds = 60 * study.stall_minutes
         if not storage.uri(study_dir):
             shared.refuse_unshared(study_dir, token)
+        pauses = getattr(scheduler, "pauses", False)
+        if pauses:
+            scheduler.concurrent = proposals.concurrent = concurrent  # type: ignore[union-attr]
+        if isinstance(scheduler, Population):
+            scheduler.proposals = proposals
         options = {
             "workers": resources.workers,
             "cpus": resources.cpus,
@@ -93,7 +99,8 @@ def drive(
                 search_alg=proposals,
                 scheduler=scheduler,
                 num_samples=-1,
-                max_concurrent_trials=concurrent,
+                # a paused trial takes no place, which Tune's own limit does not know
+                max_concurrent_trials=None if pauses else concurrent,
                 reuse_actors=True,
             ),
             run_config=tune.RunConfig(

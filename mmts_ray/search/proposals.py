@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 from ray.tune.search import Searcher
 
-from mmts_ray import results, storage
+from mmts_ray import explore, results, storage
 from mmts_ray.plan import (
     MOST_REPEATS,
+    Parent,
     Planned,
     grouped,
     ranked,
@@ -20,9 +22,10 @@ from mmts_ray.ranking import Metrics, Rows, excess, metrics_of, values
 from mmts_ray.sampler import Sampler
 from mmts_ray.search.budget import Budget
 from mmts_ray.study import StudyConfig
-from mmts_ray.trial.run import checkpoint_dir
+from mmts_ray.trial.run import checkpoint_dir, hand_over
 
 SAMPLED = ("search", "control")
+MOVES = 0x5EA  # the stream of random numbers that moves of a population are drawn from
 KEEP_BEST = 5  # searched configurations whose weights are kept
 
 
@@ -37,6 +40,7 @@ class Progress(Protocol):
     def waiting(self, reason: str) -> None: ...
     def resources(self, used: dict[str, float], total: dict[str, float]) -> None: ...
     def event(self, text: str) -> None: ...
+    def more(self, count: int) -> None: ...
     def trial_ended(self, planned: Planned, *, status: str, metrics: dict[str, float], seconds: float) -> None: ...
 
 
@@ -59,6 +63,7 @@ class Proposals(Searcher):
         scheduled: bool = False,
         budget: Budget | None = None,
         certain: int = 0,
+        keep_every: int = 0,
     ) -> None:
         super().__init__()
         self.study, self.study_dir, self.sampler, self.progress = study, study_dir, sampler, progress
@@ -71,7 +76,9 @@ class Proposals(Searcher):
         self.interrupted = ""  # why nothing more is run, when the storage has failed
         self.why: Callable[[str], tuple[str, str]] = lambda trial_id: ("failed", "the trial's process died")
         self.last: dict[str, dict[str, Any]] = {}
-        self.reports = scheduled
+        self.reports, self.keep_every = scheduled, keep_every
+        self.paused: set[str] = set()
+        self.concurrent: int | None = None  # set when a scheduler pauses trials: so many that are not paused
         # what ran or runs, by configuration, with its values once they are known
         groups = [row for row in grouped(study, known).values() if row["kind"] not in results.FRESH]
         self.ran = {row["config_hash"]: metrics_of(row) if row["status"] == "done" else None for row in groups}
@@ -80,10 +87,13 @@ class Proposals(Searcher):
         self.best = ranked(study, done)[:KEEP_BEST]
 
     def suggest(self, trial_id: str) -> dict[str, Any] | str | None:  # type: ignore[override]
+        if self.concurrent is not None and len(self.live) - len(self.paused) >= self.concurrent:
+            return None
         try:
             planned = None if self.interrupted else self._next()
             if planned is None:
-                return Searcher.FINISHED
+                # the scheduler may yet plan what takes a trial's place
+                return None if self.keep_every and self.live and not self.interrupted else Searcher.FINISHED
             self.waits(planned)
             storage.settle(self.study_dir)  # whatever is lost from now on, its id and its parameters are known
         except OSError as problem:
@@ -101,6 +111,8 @@ class Proposals(Searcher):
             "report": self.reports and planned.kind == "search" and "done" not in dict(planned.ended).values(),
             "ended": [list(pair) for pair in planned.ended],
             "before": [list(row) for row in planned.before],
+            "keep_every": self.keep_every if planned.kind == "search" else 0,
+            "parent_hash": planned.parent.config_hash if planned.parent else None,
         }
 
     def _starts(self, planned: Planned) -> list[dict[str, Any]]:
@@ -120,6 +132,42 @@ class Proposals(Searcher):
 
     def _interrupt(self, problem: OSError | str) -> None:
         self.interrupted = self.interrupted or str(problem)
+
+    def on_pause(self, trial_id: str) -> None:
+        self.paused.add(trial_id)
+
+    def on_unpause(self, trial_id: str) -> None:
+        self.paused.discard(trial_id)
+
+    def replace(self, old_id: str, parent_id: str, *, epoch: int, step: int) -> bool:
+        """Plan a moved copy of one of Tune's trials in the place of another; False when it left no checkpoint."""
+        old, parent = self.live[old_id], self.live[parent_id]
+        rng = np.random.default_rng([self.study.seed, MOVES, self.next_id])
+        config = explore.moved(self.study, parent.config, rng, taken=self.ran)
+        if config is None:
+            return False
+        origin = Parent(parent.trial, parent.config.hash, epoch, step, old.trial)
+        heir = Planned(
+            trial=trial_id("t", self.next_id),
+            kind="search",
+            name=None,
+            config=config,
+            seeds=parent.seeds,
+            parent=origin,
+        )
+        try:
+            for seed, trial in heir.members.items():
+                if not hand_over(self.study_dir, parent.members[seed], trial, epoch):
+                    return False
+            self.waits(heir)
+        except OSError as problem:
+            self._interrupt(problem)
+            return False
+        self.next_id += 1
+        self.ran[config.hash] = None
+        self.plan.insert(0, heir)
+        self.progress.more(1)
+        return True
 
     def _next(self) -> Planned | None:
         if self.certain <= 0 and self.budget and (self.plan or self.wanted > 0) and (why := self.budget.exhausted()):
@@ -156,6 +204,7 @@ class Proposals(Searcher):
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         planned = self.live.pop(trial_id, None)
+        self.paused.discard(trial_id)
         if planned is None:
             return
         result = result or self.last.get(trial_id, {})
@@ -187,7 +236,8 @@ class Proposals(Searcher):
     def finish(self, planned: Planned, status: str, metrics: dict[str, float], *, epoch: int) -> None:
         """Tell the sampler how a configuration ended, and keep its weights only if they are among the best."""
         told = self._told(metrics)
-        if self.sampler is not None and planned.kind not in results.FRESH:
+        # what began with another's checkpoint says nothing of its own parameters alone
+        if self.sampler is not None and planned.kind not in results.FRESH and planned.parent is None:
             number = self.sampler.number_of.get(planned.trial)
             if number is not None:
                 self.sampler.tell(number, status=status, epoch=epoch, **told)

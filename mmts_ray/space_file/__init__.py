@@ -31,6 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mmts_ray import explore
 from mmts_ray.config import ENCODING, SECTIONS, SEED, legal, with_shifts
 from mmts_ray.loggers import LOGGERS
 from mmts_ray.losses import LOSSES
@@ -202,6 +203,7 @@ def _check_study(study: StudyConfig) -> None:
             f"objective: strategy {study.strategy} needs two or more metrics, as in "
             "{val_i2t_r1: max, val_modality_distance: min}"
         )
+    _check_scheduler(study)
     if study.controls and study.strategy == "grid":
         raise ValueError("controls: a grid is not sampled; legal is 0")
     if study.warm_start and study.strategy == "grid":
@@ -229,6 +231,31 @@ def _check_study(study: StudyConfig) -> None:
             )
     if study.strategy == "grid":
         grid(study)
+
+
+def _check_scheduler(study: StudyConfig) -> None:
+    """A scheduler that could decide nothing, or not what it is meant to, is refused: it would be random search."""
+    scheduler = STRATEGIES[study.strategy].scheduler
+    if not scheduler or not study.searched:
+        return
+    train = study.trial_config(study.example()).kwargs("train")
+    for path in ("train.epochs", "train.eval_every"):
+        if path in {entry.path for entry in study.searched}:
+            raise ValueError(f"{path}: strategy {study.strategy} compares trials epoch by epoch; fix it")
+    if train["eval_every"] >= train["epochs"]:
+        raise ValueError(
+            f"train.eval_every: {train['eval_every']} of {train['epochs']} epochs leaves {study.strategy} nothing to "
+            f"decide on before the end; legal is below {train['epochs']}"
+        )
+    if scheduler == "pbt":
+        for entry in study.searched:
+            if not explore.movable(entry.path):
+                raise ValueError(
+                    f"{entry.path}: pbt changes parameters in the middle of a run, and this one is set at its start; "
+                    f"legal are {explore.movable_words()}"
+                )
+        if study.trials - study.controls < 4:
+            raise ValueError(f"trials: {study.trials} is no population; pbt needs at least 4")
 
 
 def _controls(given: Mapping[str, Any]) -> int:

@@ -271,7 +271,10 @@ class _Run:
             parameter.data.copy_(state["learned"][name])
         for name, value in self.remembered.items():
             value.copy_(state["remembered"][name])
+        decays = [group["weight_decay"] for group in self.optimiser.param_groups]
         self.optimiser.load_state_dict(_cloned(state["optimiser"]))
+        for group, decay in zip(self.optimiser.param_groups, decays, strict=True):
+            group["weight_decay"] = decay  # a trial that goes on from another's checkpoint keeps its own parameters
         return int(state["epoch"]), int(state["step"])
 
 

@@ -7,6 +7,7 @@ that Tune's pickles are never needed.
 
 import io
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ from mmts_ray import results, storage
 from mmts_ray.config import from_flat
 
 LAST = "last.pt"
+START = "start.pt"  # the checkpoint of another trial, from which this one goes on
 WEIGHTS = "weights.safetensors"
 ALIVE_SECONDS = 10.0  # between two signs of life, from which the ledger knows what a kill has cost
 _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # on a CPU, torch raises a plain RuntimeError
@@ -25,15 +27,37 @@ def checkpoint_dir(study_dir: str | Path, trial: str) -> Path:
     return Path(study_dir) / "checkpoints" / trial
 
 
+def kept_at(epoch: int) -> str:
+    """The name of a checkpoint that others may go on from."""
+    return f"epoch-{epoch:06d}.pt"
+
+
+def hand_over(study_dir: str | Path, donor: str, heir: str, epoch: int) -> bool:
+    """Give a trial the checkpoint that another one kept at an epoch; False when it is not there (any more)."""
+    source, target = checkpoint_dir(study_dir, donor) / kept_at(epoch), checkpoint_dir(study_dir, heir) / START
+    storage.fetch(study_dir, source)
+    temporary = target.with_name(f".{START}.{os.getpid()}")
+    with results.writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            shutil.copyfile(source, temporary)
+        except FileNotFoundError:
+            return False
+        os.replace(temporary, target)
+    storage.keep(study_dir, target)
+    return True
+
+
 class TrialRun:
     """One trial from its start or its checkpoint to its end; `data` is a `train.TrainData`.
 
     `task` holds plain values: `trial` (its id), `kind`, `flat` (its configuration), `report` (a scheduler wants to see
-    every evaluation), `starts` (by trial, the record that opens it, written when it begins to run). `options` holds
-    `gpus` (devices of the trial) and `checkpoint_seconds`. With a process group of `workers` this is one of several,
-    of which the first alone writes, and what is raised in it is passed on. `beat` is told the step whenever the trial
-    shows that it is alive. What cannot be written raises `results.Unwritable`: the trial is not at fault, and goes on
-    from here later.
+    every evaluation), `starts` (by trial, the record that opens it, written when it begins to run), `keep_every` (a
+    checkpoint for others to go on from, every so many epochs; 0 for none) and `parent_hash` (of the configuration whose
+    checkpoint it begins with, if any). `options` holds `gpus` (devices of the trial) and `checkpoint_seconds`. With a
+    process group of `workers` this is one of several, of which the first alone writes, and what is raised in it is
+    passed on. `beat` is told the step whenever the trial shows that it is alive. What cannot be written raises
+    `results.Unwritable`: the trial is not at fault, and goes on from here later.
     """
 
     def __init__(
@@ -49,6 +73,7 @@ class TrialRun:
     ) -> None:
         self.trial, self.kind, self.flat, self.report = task["trial"], task["kind"], task["flat"], task["report"]
         self.start, self.beat = task["starts"][self.trial], beat
+        self.keep_every, self.parent_hash = task.get("keep_every", 0), task.get("parent_hash")
         self.data, self.ledger, self.options, self.workers = data, ledger, options, workers
         self.writes = workers is None or workers.rank() == 0
         self.study_dir, self.folder = study_dir, checkpoint_dir(study_dir, self.trial)
@@ -89,6 +114,8 @@ class TrialRun:
                     return self._end("done")
                 if time.monotonic() - self.saved >= self.options["checkpoint_seconds"]:
                     self._checkpoint(row.state)
+                if self.keep_every and row.epoch % self.keep_every == 0:
+                    self._keep_for_others(row)
                 if self.report:
                     return self._result(row)
             return self._end("done")
@@ -186,8 +213,9 @@ class TrialRun:
         )
         if self.writes:
             with results.writing(self.folder):
-                (self.folder / LAST).unlink(missing_ok=True)
-            storage.drop(self.study_dir, self.folder / LAST)
+                for path in sorted(self.folder.glob("*.pt")):
+                    path.unlink(missing_ok=True)
+                    storage.drop(self.study_dir, path)
             storage.settle(self.study_dir)  # an end that others are told of is not lost with this machine
         self.rows = None
         return {**self._where(row), "status": status, "error": error or "", "done": True, "metrics": metrics}
@@ -199,7 +227,15 @@ class TrialRun:
         at = {"epoch": row.epoch, "step": row.step} if row else {"epoch": 0, "step": 0}
         return {"trial": self.trial, **at, "seconds": self._seconds()["seconds"]}
 
-    def _checkpoint(self, state: Callable[[], dict[str, Any]]) -> None:
+    def _keep_for_others(self, row: Any) -> None:
+        """A checkpoint that stays while this trial goes on: the last two, as a decision may come one round late."""
+        self._checkpoint(row.state, name=kept_at(row.epoch))
+        if self.writes:
+            for path in sorted(self.folder.glob(kept_at(0).replace("000000", "*")))[:-2]:
+                path.unlink(missing_ok=True)
+                storage.drop(self.study_dir, path)
+
+    def _checkpoint(self, state: Callable[[], dict[str, Any]], *, name: str = LAST) -> None:
         import torch
 
         if not self.writes:
@@ -207,18 +243,26 @@ class TrialRun:
         # through memory: torch's own writer hides what the system says of a full disk
         buffer = io.BytesIO()
         torch.save({"seconds": self._seconds()["seconds"], "train": state()}, buffer)
-        self._write(LAST, buffer.getbuffer())
-        self.saved = time.monotonic()
+        self._write(name, buffer.getbuffer())
+        if name == LAST:
+            self.saved = time.monotonic()
 
     def _load_checkpoint(self) -> dict[str, Any] | None:
         import torch
 
-        path = self.folder / LAST
-        storage.fetch(self.study_dir, path)
-        if not path.is_file():
+        for path in (self.folder / LAST, self.folder / START):
+            storage.fetch(self.study_dir, path)
+            if path.is_file():
+                break
+        else:
+            if self.parent_hash:
+                raise ValueError(f"{self.folder / START}: the checkpoint that this trial goes on from is missing")
             return None
         kept = torch.load(path, map_location=self.data.device, weights_only=True)
-        self.spent += float(kept["seconds"])
+        if path.name == LAST:
+            self.spent += float(kept["seconds"])
+        elif kept["train"]["config_hash"] == self.parent_hash:
+            kept["train"]["config_hash"] = from_flat(self.flat).hash
         return kept["train"]
 
     def _keep_weights(self, row: Any) -> None:
