@@ -35,15 +35,8 @@ def test_what_is_built_at_the_start_of_a_run_may_not_change():
 @pytest.mark.parametrize("seed", range(3))
 def test_moves_stay_inside_the_space_and_beside_the_parent(seed):
     study = space_file.parse(SPACE)
-    parent = study.trial_config(
-        {
-            "train.lr": 9e-3,
-            "train.weight_decay": 0.5,
-            "schedule.spread": 0.0,
-            "loss.r_mix": 0.1,
-            "loss.mix_mode": "replace",
-        }
-    ).with_seed(7)
+    point = {"train.lr": 9e-3, "train.weight_decay": 0.5, "loss.r_mix": 0.1, "loss.mix_mode": "replace"}
+    parent = study.trial_config({**point, "schedule.spread": 0.0}).with_seed(7)
     rng = np.random.default_rng(seed)
     ratios = []
     for _ in range(200):

@@ -277,7 +277,7 @@ PBT = {"strategy": "pbt", "trials": 4, "search": {"train.lr": {"loguniform": [1e
     [
         (
             {"search": {"train.batch_size": {"choice": [64, 256]}}},
-            r"train.batch_size: pbt changes .* legal are train.lr",
+            r"batch_size: pbt changes .* legal are train.lr",
         ),
         ({"search": {"groups.k": {"int": [2, 9]}}, "fixed": {"schedule.name": "cosine"}}, "groups.k: pbt changes"),
         ({"search": {"loss.name": {"choice": ["info_nce", "siglip"]}}}, "loss.name: pbt changes"),
@@ -286,11 +286,11 @@ PBT = {"strategy": "pbt", "trials": 4, "search": {"train.lr": {"loguniform": [1e
         ({"strategy": "hyperband", "fixed": {"train.epochs": 1}}, "leaves hyperband nothing to decide on"),
         (
             {"strategy": "random_asha", "search": {"train.epochs": {"int": [3, 9]}}},
-            "train.epochs: strategy random_asha",
+            "epochs: strategy random_asha",
         ),
         (
             {"strategy": "tpe_asha", "search": {"train.eval_every": {"int": [1, 3]}}},
-            "train.eval_every: strategy tpe_asha",
+            "every: strategy tpe_asha",
         ),
     ],
 )

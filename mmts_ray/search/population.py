@@ -55,8 +55,9 @@ class Population(FIFOScheduler):
         member.step = min((answer["step"] for answer in result["members"]), default=0)
         if self._replaced(trial):
             return TrialScheduler.STOP
-        if any(other.status in (Trial.PENDING, Trial.PAUSED) for other in tune_controller.get_trials()):
-            assert self.proposals is not None
+        assert self.proposals is not None
+        others = (other.status in (Trial.PENDING, Trial.PAUSED) for other in tune_controller.get_trials())
+        if self.proposals.plan or self.proposals.wanted > 0 or any(others):
             self.proposals.on_pause(trial.trial_id)
             return TrialScheduler.PAUSE
         return TrialScheduler.CONTINUE
