@@ -77,6 +77,7 @@ class TrialRun:
         self.data, self.ledger, self.options, self.workers = data, ledger, options, workers
         self.writes = workers is None or workers.rank() == 0
         self.study_dir, self.folder = study_dir, checkpoint_dir(study_dir, self.trial)
+        self.continues = False  # after a pause, so that this is no new start
         self.rows: Iterator[Any] | None = None
         self.last_row: Any = None
         self.spent = 0.0  # seconds at work, those before the checkpoint that we continue from included
@@ -138,19 +139,21 @@ class TrialRun:
     def save(self) -> dict[str, Any]:
         """Write a checkpoint of the last row, from which a paused trial continues, here or elsewhere."""
         if self.last_row is not None and self.rows is not None:
-            self._checkpoint(self.last_row.state)
+            self._checkpoint(self.last_row.state, paused=self.options.get("run"))
         return {}
 
     def _start(self) -> Iterator[Any]:
         from mmts_ray.train import train
 
-        # only now does it run: until here it has waited for a place
-        self._append({**self.start, "status": "running"})
         if self.writes:
             self.beat(0)
         config = from_flat(self.flat)
         self.epochs = config.kwargs("train")["epochs"]
-        state = self._load_checkpoint()
+        try:
+            state = self._load_checkpoint()
+        finally:
+            if not self.continues:  # only now does it run: until here it has waited for a place
+                self._append({**self.start, "status": "running"})
         self._sign_of_life(*((state["step"], state["epoch"]) if state else (0, 0)))
         return train(config, self.data, state, test=self.kind in results.FRESH, pulse=self._pulse, group=self.workers)
 
@@ -235,14 +238,15 @@ class TrialRun:
                 path.unlink(missing_ok=True)
                 storage.drop(self.study_dir, path)
 
-    def _checkpoint(self, state: Callable[[], dict[str, Any]], *, name: str = LAST) -> None:
+    def _checkpoint(self, state: Callable[[], dict[str, Any]], *, name: str = LAST, paused: str | None = None) -> None:
+        """`paused` names the driver's run that has made it pause: going on from here is then no new start."""
         import torch
 
         if not self.writes:
             return
         # through memory: torch's own writer hides what the system says of a full disk
         buffer = io.BytesIO()
-        torch.save({"seconds": self._seconds()["seconds"], "train": state()}, buffer)
+        torch.save({"seconds": self._seconds()["seconds"], "train": state(), "paused": paused}, buffer)
         self._write(name, buffer.getbuffer())
         if name == LAST:
             self.saved = time.monotonic()
@@ -261,6 +265,9 @@ class TrialRun:
         kept = torch.load(path, map_location=self.data.device, weights_only=True)
         if path.name == LAST:
             self.spent += float(kept["seconds"])
+            if kept.get("paused") is not None and kept["paused"] == self.options.get("run"):
+                self.continues = True
+                self._checkpoint(lambda: kept["train"])  # from now on, going on from here is a start after a death
         elif kept["train"]["config_hash"] == self.parent_hash:
             kept["train"]["config_hash"] = from_flat(self.flat).hash
         return kept["train"]
