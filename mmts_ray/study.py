@@ -33,7 +33,7 @@ STRATEGIES = {
     "bohb": Strategy("tpe", "hyperband", "kernel density estimates of good and bad points (multivariate TPE)"),
     "pbt": Strategy("random", "pbt", "independent random points to start from"),
     "nsga2": Strategy("nsga2", "", "genetic search for the trade-off of two or more metrics"),
-    "nsga2_asha": Strategy("nsga2", "asha", "NSGA-II, and ASHA stops the worst two thirds by the first metric"),
+    "nsga2_asha": Strategy("nsga2", "asha", "genetic search for the trade-off of two or more metrics"),
 }
 SEVERAL = ("random", "grid", "tpe", "nsga2")  # samplers that take several metrics
 MAX_GRID = 100_000
