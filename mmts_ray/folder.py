@@ -116,9 +116,7 @@ def extended(
         if number < 0:
             raise ValueError(f"{option}: {number}; legal is a number above 0")
     if not any(added.values()) and space is None:
-        raise ValueError(
-            f"nothing to add; legal are {', '.join(f'{option} N' for option in added)}, --space SPACE.yaml"
-        )
+        raise ValueError("--trials: 0; legal is a whole number above 0 (or --seeds, --hours, --device-hours, --space)")
     for key, more in (("budget_hours", hours), ("budget_device_hours", device_hours)):
         if more:
             limit = getattr(study, key)
