@@ -360,9 +360,9 @@ def test_it_runs_from_a_checkout_without_torch_or_ray(rich, tmp_path):
 
 def test_two_hundred_configurations_are_fast_and_small(tmp_path):
     folder = synthetic(tmp_path / "big", trials=200, confirm=3, top=50, epochs=20)
-    started = time.perf_counter()
+    started = time.process_time()  # of the processor: the wall clock also counts what else the machine does
     path = report.write(folder)
-    assert time.perf_counter() - started < 20
+    assert time.process_time() - started < 20
     assert path.stat().st_size < 1_000_000
 
 
