@@ -158,7 +158,7 @@ def test_a_study_from_search_to_report(space, local_ray, capsys, tmp_path):
     capsys.readouterr()
     assert main(["status", "s", "--json"]) == 0
     now = json.loads(capsys.readouterr().out)
-    assert now["kinds"] == {"baseline": 1, "search": 6, "confirm": 6}
+    assert now["kinds"] == {"baseline": 1, "search": 6, "confirm": 6, "control": 0, "probe": 0}
     assert main(["collect", "s"]) == 0
     assert Path(capsys.readouterr().out.strip()).is_file()
     assert main(["report", "s"]) == 0
