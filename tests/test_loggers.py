@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mmts_ray import loggers, results
+from mmts_ray.study import to_dict
 
 ROOT = Path(__file__).parents[1]
 SPACE = [{"path": "train.lr", "kind": "float", "low": 1e-3, "high": 0.1, "log": True}]
@@ -205,3 +206,30 @@ def test_a_package_that_is_missing_is_refused_with_the_extra_that_brings_it():
     for name, line in zip(NAMES, lines, strict=True):
         assert f"pip install 'mmts-ray[{name}]'" in line
         assert f"{name} = [" in (ROOT / "pyproject.toml").read_text(encoding="utf8")
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_search_feeds_its_loggers_and_one_that_fails_costs_no_trial(local_ray, tmp_path):
+    from test_search import SPACE as TOY
+    from test_search import check_ledger, run
+
+    from mmts_ray import space_file
+
+    folder = tmp_path / "s"
+    (folder / "loggers").mkdir(parents=True)
+    (folder / "loggers" / "wandb").write_text("in the way")
+    meta = {"study": "toy", "space": SPACE}
+    results.write_meta(folder, meta)
+    study = space_file.parse({**TOY, "trials": 3, "loggers": ["tensorboard", "wandb"]})
+    assert space_file.parse(to_dict(study)).loggers == ("tensorboard", "wandb")
+    heard = run(study, folder)
+    trials = check_ledger(folder)
+    assert len(heard.ended) == len(trials) == 5
+    assert {t["status"] for t in trials} == {"done"}
+    (said,) = heard.said
+    assert said.startswith("wandb: switched off: ")
+    logged = (folder / "loggers" / "tensorboard" / loggers.LOGGED).read_text().split()
+    assert sorted(logged) == sorted(t["trial"] for t in trials)
+    assert all(list((folder / "loggers" / "tensorboard" / trial).glob("*tfevents*")) for trial in logged)
+    no_token_in(folder)
