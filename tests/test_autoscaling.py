@@ -194,7 +194,8 @@ def test_a_study_grows_its_cluster_from_nothing_loses_a_node_and_leaves_nothing_
     assert again["lost_device_seconds"] < again["device_seconds"] / 2, "it went on from its checkpoint"
     assert len({(row["config_hash"], row["seed"]) for row in trials.values()}) == GPUS
     seen = history()
-    assert max(len(nodes) for nodes in seen) == 1 + GPUS, "one node for each GPU that is needed, no more"
+    # Ray takes a lost node for alive until its health check has failed
+    assert max(len(nodes - {node}) for nodes in seen) == 1 + GPUS, "one node for each GPU that is needed, no more"
     assert len(set.union(*seen)) <= 1 + GPUS + 1, "at most one node in the place of the lost one"
     told = search_log.read_text()
     assert "4 trials waiting for 1 GPU each; 0 of 0 GPU free" in told
