@@ -39,8 +39,8 @@ try:
     answer = run.step()
 except results.Unwritable as problem:
     answer = {{"status": "interrupted", "error": problem}}
-limit(resource.RLIMIT_AS, resource.getrlimit(resource.RLIMIT_AS)[1])  # the end of a process takes memory too
-print(answer["status"], answer["error"], sep="|")
+print(answer["status"], answer["error"], sep="|", flush=True)
+os._exit(0)  # a library that could not finish loading crashes in Python's own shutdown
 """
 
 
