@@ -15,7 +15,7 @@ TESTS = Path(__file__).parent
 TRIAL = """
 import os, resource, sys
 sys.path.insert(0, {tests!r})
-import numpy, torch, toy
+import numpy, sklearn.cluster, torch, toy
 from mmts_ray import results, space_file
 from mmts_ray.plan import Planned, start_records
 from mmts_ray.train import TrainData
@@ -105,7 +105,7 @@ def test_a_full_disk_interrupts_a_trial_which_then_goes_on_where_it_was(size, tm
 
 def test_a_trial_that_outgrows_the_memory_is_infeasible_with_the_reason(tmp_path):
     size = "int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()"
-    little = f"limit(resource.RLIMIT_AS, {size} + 250_000_000)"
+    little = f"limit(resource.RLIMIT_AS, {size} + 400_000_000)"
     huge = {"model.dim": 8192, "train.batch_size": 10_000, "train.epochs": 1, "groups.k": 3}  # 328 MB each embedding
     status, error = trial(tmp_path, limit=little, images=15_000, **huge)
     assert status == "infeasible"
