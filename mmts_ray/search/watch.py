@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -124,7 +125,9 @@ class Watch(tune.Callback):
         if trial_id in self.stalled:
             return "failed", self.stalled[trial_id]
         trial = next((t for t in self.trials if t.trial_id == trial_id), None)
-        return cause_of_death(str(trial.get_error() or "") if trial else "")
+        # Tune's own reader looks into the storage, where the file comes later
+        told = Path(trial.error_file) if trial is not None and trial.error_file else None
+        return cause_of_death(told.read_text(errors="replace") if told is not None and told.is_file() else "")
 
     def _waiting(self, number: int) -> str:
         total, free = ray.cluster_resources(), ray.available_resources()
