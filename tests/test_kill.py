@@ -159,7 +159,7 @@ def steps_of(folder):
     """Every evaluation record, unfolded, by trial."""
     found = {}
     for record in results.records(folder):
-        if record["step"] and "param.train.lr" not in record:
+        if record["step"] and "metric.train_loss" in record and record["status"] == "running":
             found.setdefault(record["trial"], []).append(record)
     return found
 
