@@ -300,57 +300,42 @@ def _extend(args: argparse.Namespace) -> int:
 
 
 def _run_plan(args: argparse.Namespace) -> int:
-    from mmts_ray import folder, plan_file, progress, results, search
-    from mmts_ray.features import default_cache_dir
+    from mmts_ray import folder, plan_file, results, search
 
     if any(getattr(args, key) for key in folder.ADDS):
         raise ValueError("--plan: goes without the other options; it runs what the file lists and nothing else")
     study = folder.open_study(args.study)
     plan_file.load(args.plan, study, results.trials_of(args.study))  # refused before anything is encoded
     frozen = _features(study, quiet=args.quiet)
-    shown = progress.Trials(study, args.study, quiet=args.quiet)
-    with shown:
-        search.planned(
-            study,
-            args.study,
-            frozen,
-            path=args.plan,
-            cache_dir=default_cache_dir(),
-            progress=shown,
-            address=args.address,
-        )
-    return _closing(args, args.study)
+    return _run_trials(args, search.planned, study, args.study, frozen, path=args.plan)
 
 
 def _run_search(args: argparse.Namespace, study: Any, study_dir: Path, frozen: Any) -> int:
-    from mmts_ray import progress, search
-    from mmts_ray.features import default_cache_dir
+    from mmts_ray import search
 
-    shown = progress.Trials(study, study_dir, quiet=args.quiet)
-    with shown:
-        search.search(study, study_dir, frozen, cache_dir=default_cache_dir(), progress=shown, address=args.address)
-    return _closing(args, study_dir)
+    return _run_trials(args, search.search, study, study_dir, frozen)
 
 
 def _confirm(args: argparse.Namespace) -> int:
-    from mmts_ray import folder, progress, search
-    from mmts_ray.features import default_cache_dir
+    from mmts_ray import folder, search
 
     study = folder.open_study(args.study)
     frozen = _features(study, quiet=args.quiet)
-    shown = progress.Trials(study, args.study, quiet=args.quiet)
-    with shown:
-        search.confirm(
-            study,
-            args.study,
-            frozen,
-            top=study.confirm_top if args.top is None else args.top,
-            seeds=study.confirm_seeds if args.seeds is None else args.seeds,
-            cache_dir=default_cache_dir(),
-            progress=shown,
-            address=args.address,
-        )
-    return _closing(args, args.study)
+    top = study.confirm_top if args.top is None else args.top
+    seeds = study.confirm_seeds if args.seeds is None else args.seeds
+    return _run_trials(args, search.confirm, study, args.study, frozen, top=top, seeds=seeds)
+
+
+def _run_trials(
+    args: argparse.Namespace, run: Callable[..., None], study: Any, study_dir: Path, frozen: Any, **what: Any
+) -> int:
+    """What every verb that trains does around one function of `search`."""
+    from mmts_ray import progress
+    from mmts_ray.features import default_cache_dir
+
+    with progress.Trials(study, study_dir, quiet=args.quiet) as shown:
+        run(study, study_dir, frozen, **what, cache_dir=default_cache_dir(), progress=shown, address=args.address)
+    return _closing(args, study_dir)
 
 
 def _closing(args: argparse.Namespace, study_dir: Path) -> int:

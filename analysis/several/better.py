@@ -12,7 +12,7 @@ from ..finding import Finding, Refusal
 from ..page import Column, notes, table
 from ..statistics import Difference, chance_of_better, chance_on_average, difference, generator
 from ..wording import count, number
-from .studies import Several, scores, winner_of
+from .studies import Several, ranked_winners, scores, winner_of
 from .verdict import gains
 
 NAME = "Probability of improvement"
@@ -72,15 +72,10 @@ def _chance(row: Mapping[str, Any]) -> Markup:
 
 def _between(several: Several) -> list[tuple[str, str, Difference]]:
     """Every pair of winners, the better validation score first."""
-    metric, ranked = several.metric, []
-    for label, study in several.each():
-        winner = winner_of(study)
-        if winner is not None and len(winner.values(study.objective.column)):
-            ranked.append((-metric.better * float(winner.values(study.objective.column).mean()), label, winner))
-    ranked.sort(key=lambda item: item[:2])
+    metric, ranked = several.metric, ranked_winners(several)
     found = []
-    for place, (_, first, a) in enumerate(ranked):
-        for _, second, b in ranked[place + 1 :]:
+    for place, (first, a) in enumerate(ranked):
+        for second, b in ranked[place + 1 :]:
             d = difference(scores(a, metric), scores(b, metric))
             if d is not None and d.n >= FRESH_NEEDED:
                 found.append((first, second, d))

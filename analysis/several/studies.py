@@ -75,6 +75,16 @@ def winner_of(study: Study) -> Candidate | None:
     return choose(study).winner
 
 
+def ranked_winners(several: Several) -> list[tuple[str, Candidate]]:
+    """(study, its winner) of the studies that have one, the better mean validation score first."""
+    ranked = []
+    for label, study in several.each():
+        winner = winner_of(study)
+        if winner is not None and len(values := winner.values(study.objective.column)):
+            ranked.append((-several.metric.better * float(values.mean()), label, winner))
+    return [(label, winner) for _, label, winner in sorted(ranked, key=lambda item: item[:2])]
+
+
 def scores(candidate: Candidate | None, metric: Metric) -> pd.Series:
     return candidate.values(metric.column) if candidate is not None else NO_VALUES
 

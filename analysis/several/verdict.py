@@ -12,7 +12,7 @@ from ..page import Axis, bar
 from ..statistics import Difference, Interval, difference, mean_over_given, mean_over_new, t_interval
 from ..tables import Study
 from ..wording import change, count, fixed, listing, named, score
-from .studies import Several, scores, winner_of
+from .studies import Several, ranked_winners, scores, winner_of
 
 
 def verdict(several: Several) -> Finding:
@@ -108,15 +108,10 @@ def _rows(several: Several, label: str, study: Study) -> list[dict[str, Any]]:
 
 def _one_data_set(several: Several, frame: pd.DataFrame) -> tuple[Markup, list[Markup], dict[str, Any]]:
     """The winner with the best validation score against the best of the other studies."""
-    metric, ranked = several.metric, []
-    for label, study in several.each():
-        winner = winner_of(study)
-        if winner is not None and len(winner.values(study.objective.column)):
-            ranked.append((-metric.better * float(winner.values(study.objective.column).mean()), label, winner))
-    ranked.sort(key=lambda item: item[:2])
+    metric, ranked = several.metric, ranked_winners(several)
     if len(ranked) < 2:
         return Markup("Fewer than two studies have a winner"), [], {"case": "refused", "difference": None}
-    (_, first, best), (_, second, other) = ranked[:2]
+    (first, best), (second, other) = ranked[:2]
     level, lead = t_interval(scores(best, metric)), difference(scores(best, metric), scores(other, metric))
     numbers: dict[str, Any] = {"case": "not established", "first": first, "second": second, "difference": None}
     if lead is None:

@@ -27,7 +27,6 @@ from mmts_ray.search import preflight
 from mmts_ray.search.population import Population
 from mmts_ray.search.preflight import SLOT
 from mmts_ray.search.proposals import Proposals
-from mmts_ray.search.usage import Usage
 from mmts_ray.search.watch import DEATHS, Watch
 from mmts_ray.study import StudyConfig
 from mmts_ray.trial import shared
@@ -109,10 +108,7 @@ def drive(
                 verbose=0,
                 # a dead process: again from the trial's own checkpoint; errors inside a trial are not retried
                 failure_config=tune.FailureConfig(max_failures=DEATHS),
-                callbacks=[
-                    Watch(run, proposals, resources, stall_seconds=stall_seconds),
-                    Usage(proposals.progress),
-                ],
+                callbacks=[Watch(run, proposals, resources, stall_seconds=stall_seconds)],
                 log_to_file=False,
             ),
         )

@@ -1,4 +1,4 @@
-"""What Tune does not tell of a trial: that it waits, that it has gone silent, and of what it died."""
+"""What Tune does not tell: that a trial waits, has gone silent, of what it died; what of the cluster is in use."""
 
 import re
 import time
@@ -39,7 +39,7 @@ class Silence:
 
 
 class Watch(tune.Callback):
-    """Ends trials that have gone silent, counts their processes' deaths, says what is waited for."""
+    """Ends trials that have gone silent, counts their processes' deaths, says what is in use and waited for."""
 
     def __init__(self, run: str, proposals: Proposals, resources: Resources, *, stall_seconds: float) -> None:
         self.run, self.proposals, self.resources = run, proposals, resources
@@ -63,8 +63,10 @@ class Watch(tune.Callback):
         for trial in trials:
             if trial.trial_id in self.proposals.live:
                 self._look(trial, now)
+        total, free = ray.cluster_resources(), ray.available_resources()
+        self.proposals.progress.resources({key: total[key] - free.get(key, 0.0) for key in total}, total)
         long = [since for since in self.waits.values() if now - since >= SHOWN_AFTER]
-        self.proposals.progress.waiting(self._waiting(len(self.waits)) if long else "")
+        self.proposals.progress.waiting(self._waiting(len(self.waits), total, free) if long else "")
 
     def _look(self, trial: Trial, now: float) -> None:
         name = self.proposals.live[trial.trial_id].trial
@@ -129,8 +131,7 @@ class Watch(tune.Callback):
         told = Path(trial.error_file) if trial is not None and trial.error_file else None
         return cause_of_death(told.read_text(errors="replace") if told is not None and told.is_file() else "")
 
-    def _waiting(self, number: int) -> str:
-        total, free = ray.cluster_resources(), ray.available_resources()
+    def _waiting(self, number: int, total: Mapping[str, float], free: Mapping[str, float]) -> str:
         report = preflight.report()
         told = report["autoscaler_report"] if report else {}
         live = len(self.proposals.live)

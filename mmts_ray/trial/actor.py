@@ -25,9 +25,8 @@ class TrialActor(tune.Trainable):
         torch.set_num_threads(max(1, int(options["cpus"])))
         self.study_dir = storage.attach(study_dir, options["storage"])
         self.options = options
-        self.refusal = ""
-        if options["token"] is not None and not shared.sees(options["token"]):
-            self.refusal = shared.refusal(study_dir, shared.here())
+        self.refusal = shared.refused_here(study_dir, options["token"])
+        if self.refusal:
             return  # nothing is written on a machine where nobody would find it
         self.ledger = results.Ledger(study_dir)
         # held while this process lives: a resumed driver waits until the trials of the killed one have ended

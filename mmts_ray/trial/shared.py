@@ -45,9 +45,11 @@ def refusal(study_dir: str | Path, node: str) -> str:
     return f"{study_dir}: node {node} {SEES_NOT}, so what its trials write would be lost; {LEGAL}"
 
 
-def here() -> str:
-    """This node as people know it."""
-    return f"{ray.util.get_node_ip_address()} ({socket.gethostname()})"
+def refused_here(study_dir: str | Path, token: Mapping[str, str] | None) -> str:
+    """The line for this node when it does not find the token; "" when it does, or when nothing need be shared."""
+    if token is None or sees(token):
+        return ""
+    return refusal(study_dir, f"{ray.util.get_node_ip_address()} ({socket.gethostname()})")
 
 
 def refuse_unshared(study_dir: Path, token: Mapping[str, str]) -> None:

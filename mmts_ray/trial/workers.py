@@ -209,8 +209,8 @@ def work(settings: dict[str, Any]) -> None:
     data = TrainData(ray.get(frozen), device=str(device), cache_dir=Path(options["cache_dir"]))
     run: GroupRun | None = None
     study_dir = storage.attach(settings["study_dir"], options["storage"])
-    if options["token"] is not None and not shared.sees(options["token"]):
-        raise results.Unwritable(shared.refusal(study_dir, shared.here()))
+    if refusal := shared.refused_here(study_dir, options["token"]):
+        raise results.Unwritable(refusal)
     with (study_dir / "actors.lock").open("a") as alive:
         fcntl.flock(alive, fcntl.LOCK_SH)
         with contextlib.closing(results.Ledger(study_dir)) as ledger:
