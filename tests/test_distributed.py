@@ -1,17 +1,13 @@
 """Losses and gradients on 1, 2 and 4 workers under DDP are those of one process with the whole batch."""
 
-import time
-
 import pytest
 import torch
-import torch.multiprocessing as mp
 import workers
+from processes import BACKENDS, measured
 from workers import BATCH, CASES, SIZES, alone
 
 DEADLINE_S = 240
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
-# the same cases run under NCCL wherever there is a device
-BACKENDS = ["gloo", *([pytest.param("nccl", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 
 
 @pytest.fixture(scope="module")
@@ -34,20 +30,8 @@ def backend(request):
 @pytest.fixture(scope="module", params=sorted(SIZES), ids=lambda count: f"{count} workers")
 def found(request, backend, tmp_path_factory):
     """What each worker measured."""
-    count = request.param
-    if backend == "nccl" and torch.cuda.device_count() < count:
-        pytest.skip(f"needs {count} CUDA devices")
     folder = tmp_path_factory.mktemp("workers")
-    running = mp.spawn(workers.together, (count, backend, str(folder)), nprocs=count, join=False)
-    end = time.monotonic() + DEADLINE_S
-    try:
-        while not running.join(timeout=max(0.0, min(5.0, end - time.monotonic()))):
-            assert time.monotonic() < end, f"{count} workers did not end within {DEADLINE_S} s"
-    finally:
-        for process in running.processes:
-            if process.is_alive():
-                process.kill()
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(count)]
+    return measured(workers.together, request.param, backend, folder, deadline_s=DEADLINE_S)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)

@@ -7,7 +7,7 @@ import shutil
 import optuna
 import pytest
 from optuna.trial import TrialState
-from toy import frozen
+from toy import FIXED, frozen
 
 from mmts_ray import plan, results, search, space_file
 from mmts_ray.sampler import JOURNAL
@@ -16,15 +16,6 @@ from mmts_ray.trial.run import WEIGHTS
 
 pytestmark = pytest.mark.ray
 
-FIXED = {
-    "data.name": "features",
-    "data.path": "unused",
-    "model.dim": 6,
-    "eval.k": 3,
-    "schedule.name": "cosine",
-    "train.epochs": 3,
-    "train.batch_size": 16,
-}
 SPACE = {
     "study": "toy",
     "trials": 6,

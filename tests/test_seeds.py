@@ -3,22 +3,13 @@
 import contextlib
 
 import pytest
-from toy import frozen
+from toy import FIXED, frozen
 
 from mmts_ray import plan, results, space_file
 from mmts_ray.train import TrainData
 from mmts_ray.trial.group import GroupRun, caught_up
 from mmts_ray.trial.run import TrialRun
 
-FIXED = {
-    "data.name": "features",
-    "data.path": "unused",
-    "model.dim": 6,
-    "eval.k": 3,
-    "schedule.name": "cosine",
-    "train.epochs": 3,
-    "train.batch_size": 16,
-}
 SPACE = {"study": "toy", "trials": 2, "seeds": [0, 1, 2], "fixed": FIXED}
 SPACE["search"] = {"train.lr": {"loguniform": [1e-3, 1e-1]}}
 

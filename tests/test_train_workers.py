@@ -1,17 +1,14 @@
 """A trial of several workers is the trial of one: losses, metrics, parameters, state, for every objective."""
 
-import time
-
 import pytest
 import torch
-import torch.multiprocessing as mp
 import train_workers
+from processes import BACKENDS, measured
 from train_workers import CASES, DTYPE
 
 pytestmark = pytest.mark.timeout(400)
 DEADLINE_S = 300
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-6}
-BACKENDS = ["gloo", *([pytest.param("nccl", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 
 
 @pytest.fixture(scope="module")
@@ -27,20 +24,8 @@ def backend(request):
 @pytest.fixture(scope="module", params=sorted(DTYPE), ids=lambda count: f"{count} workers")
 def found(request, backend, tmp_path_factory):
     """What each worker has in the end."""
-    count = request.param
-    if backend == "nccl" and torch.cuda.device_count() < count:
-        pytest.skip(f"needs {count} CUDA devices")
     folder = tmp_path_factory.mktemp("workers")
-    running = mp.spawn(train_workers.together, (count, backend, str(folder)), nprocs=count, join=False)
-    end = time.monotonic() + DEADLINE_S
-    try:
-        while not running.join(timeout=max(0.0, min(5.0, end - time.monotonic()))):
-            assert time.monotonic() < end, f"{count} workers did not end within {DEADLINE_S} s"
-    finally:
-        for process in running.processes:
-            if process.is_alive():
-                process.kill()
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(count)]
+    return measured(train_workers.together, request.param, backend, folder, deadline_s=DEADLINE_S)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,8 +1,5 @@
 """What the processes of test_train_workers.py run: whole trials, one worker's part each."""
 
-import datetime
-from pathlib import Path
-
 import torch
 import torch.distributed as dist
 from toy import frozen
@@ -92,26 +89,11 @@ def tensors(tree):
     return [t for value in tree.values() for t in tensors(value)] if isinstance(tree, dict) else []
 
 
-def together(rank, workers, backend, folder):
-    torch.set_num_threads(1)
-    device = "cpu" if backend == "gloo" else f"cuda:{rank}"
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
-    folder = Path(folder)
-    dist.init_process_group(
-        backend,
-        init_method=(folder / "meet").as_uri(),
-        rank=rank,
-        world_size=workers,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    try:
-        found = {"cases": measure(DTYPE[workers], dist.group.WORLD, device)}
-        found["resumed"] = resumed(dist.group.WORLD, device)
-        found["astray"] = astray(rank, dist.group.WORLD, device)
-        torch.save(found, folder / f"{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+def together(rank, workers, device):
+    found = {"cases": measure(DTYPE[workers], dist.group.WORLD, device)}
+    found["resumed"] = resumed(dist.group.WORLD, device)
+    found["astray"] = astray(rank, dist.group.WORLD, device)
+    return found
 
 
 def resumed(group, device):

@@ -1,8 +1,6 @@
 """What the processes of test_distributed.py run: towers under DistributedDataParallel, and every objective on them."""
 
-import datetime
 import math
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -224,36 +222,21 @@ def alone(dtype, device="cpu"):
     return {case: measure(towers, batch, own, *case, None) for case in CASES}
 
 
-def together(rank, workers, backend, folder):
-    """All cases on this worker's rows; results go to a file."""
-    torch.set_num_threads(1)
-    device = "cpu" if backend == "gloo" else f"cuda:{rank}"
-    if backend == "nccl":
-        torch.cuda.set_device(rank)
-    folder = Path(folder)
-    dist.init_process_group(
-        backend,
-        init_method=(folder / "meet").as_uri(),
-        rank=rank,
-        world_size=workers,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    try:
-        found = {}
-        start = sum(SIZES[workers][:rank])
-        own = torch.arange(start, start + SIZES[workers][rank], device=device)
-        for dtype in (torch.float64, torch.float32):
-            towers = DistributedDataParallel(Towers().to(device=device, dtype=dtype))
-            batch = inputs(dtype, device)
-            for case in CASES:
-                found[str(dtype), *case] = measure(towers, batch, own, *case, dist.group.WORLD)
-        found["content"] = content(rank, workers, device)
-        found["subgroup"] = subgroup(rank, workers, device)
-        found["idle"] = idle(rank, workers, device)
-        found["mean"] = mean_of_rows(rank, workers, device)
-        torch.save(found, folder / f"{rank}.pt")
-    finally:
-        dist.destroy_process_group()
+def together(rank, workers, device):
+    """All cases on this worker's rows."""
+    found = {}
+    start = sum(SIZES[workers][:rank])
+    own = torch.arange(start, start + SIZES[workers][rank], device=device)
+    for dtype in (torch.float64, torch.float32):
+        towers = DistributedDataParallel(Towers().to(device=device, dtype=dtype))
+        batch = inputs(dtype, device)
+        for case in CASES:
+            found[str(dtype), *case] = measure(towers, batch, own, *case, dist.group.WORLD)
+    found["content"] = content(rank, workers, device)
+    found["subgroup"] = subgroup(rank, workers, device)
+    found["idle"] = idle(rank, workers, device)
+    found["mean"] = mean_of_rows(rank, workers, device)
+    return found
 
 
 def content(rank, workers, device):
