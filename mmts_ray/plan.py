@@ -211,11 +211,6 @@ def start_records(study: StudyConfig, planned: Planned, *, status: str, data_key
     ]
 
 
-def values_of(study: StudyConfig, row: dict[str, Any]) -> list[float] | None:
-    """The objective's values in a ledger record."""
-    return ranking.values(study.objective, ranking.metrics_of(row))
-
-
 def ranked(study: StudyConfig, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Finished configurations, best first, see `ranking.ranked`."""
     return ranking.ranked(study.objective, study.constraints, rows)

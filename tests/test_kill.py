@@ -2,20 +2,22 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
+from functools import partial
 from pathlib import Path
 
+import commands
 import pytest
 import toy
 import yaml
+from commands import start
 
 from mmts_ray import results
 
 # generous bounds: a test starts Ray up to four times, and other programs may share the cores
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 PATIENCE = 240  # seconds for one step of a test
+wait_for = partial(commands.wait_for, seconds=PATIENCE)
 
 TRIALS = 8
 
@@ -43,21 +45,6 @@ def space(tmp_path) -> Path:
     return path
 
 
-def start(*words, cwd):
-    command = [sys.executable, "-m", "mmts_ray", *map(str, words)]
-    environment = {**os.environ, "MMTS_RAY_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen(
-        command,
-        cwd=cwd,
-        env=environment,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        # a test run in the background of a script inherits "ignore Ctrl-C", which Python then keeps
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-
-
 def finish(*words, cwd, status=0):
     process = start(*words, cwd=cwd)
     out, err = process.communicate(timeout=PATIENCE)
@@ -67,13 +54,6 @@ def finish(*words, cwd, status=0):
 
 def ended(folder):
     return {t["trial"]: t for t in results.trials_of(folder).values() if t["status"] in results.FINISHED}
-
-
-def wait_for(condition, what, seconds=PATIENCE):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def kill_when(process, folder, count):

@@ -11,15 +11,18 @@ import time
 from functools import partial
 from pathlib import Path
 
+import commands
 import own_ray
 import pytest
 import toy
 import yaml
+from commands import start
 
 from mmts_ray import results
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1500)]
 PATIENCE = 600  # seconds for one step of a test: other programs may share the cores
+wait_for = partial(commands.wait_for, seconds=PATIENCE)
 
 SPACE = {
     "study": "toy",
@@ -46,26 +49,11 @@ def folder(tmp_path) -> Path:
     return tmp_path
 
 
-def start(*words, cwd, **environment):
-    env = {**os.environ, "MMTS_RAY_CACHE": str(cwd / "cache"), "OMP_NUM_THREADS": "1", **environment}
-    command = [sys.executable, "-m", "mmts_ray", *map(str, words)]
-    return subprocess.Popen(command, cwd=cwd, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-
-
 def finish(process, status):
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == status, (out, err)
     assert "Traceback" not in err
     return out, err
-
-
-def wait_for(condition, what, process=None, seconds=PATIENCE):
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, what
-        assert process is None or process.poll() is None, process.communicate()
-        time.sleep(0.05)
-    return found
 
 
 def epochs_by_process(study, trial):
@@ -172,7 +160,6 @@ print(json.dumps({k: n["NodeID"] for n in ray.nodes() if n["Alive"] for k in n["
 """
 
 
-@pytest.mark.skip(reason="open in issue 4: never seen to run to its end, its machine was too busy")
 def test_a_trial_outlives_its_nodes_twice_without_notice_and_twice_with(tmp_path_factory):
     """Always one spare node: what has no second node with room waits until one comes."""
     folder = tmp_path_factory.mktemp("n", numbered=False)

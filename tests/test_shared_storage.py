@@ -4,9 +4,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
+from functools import partial
 
+import commands
 import object_store
 import own_ray
 import pytest
@@ -21,6 +22,7 @@ pytestmark = [
     pytest.mark.skipif(not own_ray.can_hide(), reason="this user may not mount: no node can be hidden a folder"),
 ]
 PATIENCE = 400
+wait_for = partial(commands.wait_for, seconds=PATIENCE)
 
 
 def search(space, study, *words, verb="search", head, env):
@@ -33,14 +35,6 @@ def end(process, status):
     out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == status, (out, err)
     return out, err
-
-
-def wait_for(condition, process):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "too late"
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.2)
 
 
 def ended(study):
@@ -94,7 +88,7 @@ def test_nodes_without_the_study_folder_are_refused_and_a_bucket_needs_none(tmp_
             shared = own_ray.Worker(tmp_path, env, head, ports[5], 1)
             with own_ray.running(shared):
                 process = search(space, studies / "one", verb="resume", head=head, env=env)
-                wait_for(lambda: len(list((studies / "one").glob("ledger/*"))) >= 3, process)
+                wait_for(lambda: len(list((studies / "one").glob("ledger/*"))) >= 3, "too late", process)
                 late = apart(tmp_path, env, head, ports[6], 2)
             with own_ray.running(late):
                 _, err = end(process, 3)

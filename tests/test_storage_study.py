@@ -8,7 +8,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from functools import partial
 
+import commands
 import object_store
 import own_ray
 import pytest
@@ -22,6 +24,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(1500)]
 URI = f"s3://{object_store.BUCKET}/studies/toy"
 TRIALS = 5
 PATIENCE = 600
+wait_for = partial(commands.wait_for, seconds=PATIENCE)
 
 
 @pytest.fixture
@@ -58,14 +61,6 @@ def start(*words, door, cache, cwd):
     )  # fmt: skip
 
 
-def wait_for(condition, process):
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "too late"
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.1)
-
-
 def status(door, cwd, cache):
     process = start("status", URI, "--json", door=door, cache=cache, cwd=cwd)
     out, err = process.communicate(timeout=PATIENCE)
@@ -93,12 +88,12 @@ def test_an_outage_and_a_lost_machine_cost_no_finished_trial_and_nothing_runs_tw
         def ended(folder):
             return {t["trial"] for t in results.trials_of(folder).values() if t["status"] in results.FINISHED}
 
-        wait_for(lambda: len(ended(local())) >= 1, first)
+        wait_for(lambda: len(ended(local())) >= 1, "too late", first)
         door.shut()  # an outage while a trial runs
         time.sleep(6.0)
         assert first.poll() is None
         door.open()
-        wait_for(lambda: len(ended(local())) >= 3, first)
+        wait_for(lambda: len(ended(local())) >= 3, "too late", first)
         # the machine is lost: the driver, its trials and its Ray at once, and its disk
         assert first.poll() is None
         for pid in [*own_ray.descendants(first.pid), first.pid]:

@@ -5,6 +5,8 @@ and asks the sampler for the rest; Tune runs them in warm actors. What happened 
 """
 
 import contextlib
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from mmts_ray import plan_file, results
@@ -93,10 +95,8 @@ def confirm(
     address: str,
 ) -> None:
     """Rerun the baselines and the best `top` configurations on fresh seeds, each seed shared by all of them."""
-    with lease(study_dir), Loggers(study.loggers, study_dir, study=study.study, said=progress.event):
-        known = results.trials_of(study_dir)
-        fresh = confirmations(study, known, top=top, seeds=seeds)
-        _run_certain(study, study_dir, frozen, known, fresh, ("confirm",), cache_dir, progress, address)
+    fresh = partial(confirmations, study, top=top, seeds=seeds)
+    _run_certain(study, study_dir, frozen, fresh, ("confirm",), cache_dir=cache_dir, progress=progress, address=address)
 
 
 def planned(
@@ -110,35 +110,34 @@ def planned(
     address: str,
 ) -> None:
     """Run what a plan file lists and the ledger does not hold, and what an interrupted plan left."""
-    with lease(study_dir), Loggers(study.loggers, study_dir, study=study.study, said=progress.event):
-        known = results.trials_of(study_dir)
-        fresh = plan_file.load(path, study, known)
-        kinds = tuple(plan_file.LETTERS)
-        _run_certain(study, study_dir, frozen, known, fresh, kinds, cache_dir, progress, address)
+    fresh, kinds = partial(plan_file.load, path, study), tuple(plan_file.LETTERS)
+    _run_certain(study, study_dir, frozen, fresh, kinds, cache_dir=cache_dir, progress=progress, address=address)
 
 
 def _run_certain(
     study: StudyConfig,
     study_dir: Path,
     frozen: Frozen,
-    known: Rows,
-    fresh: list[Planned],
+    missing: Callable[[Rows], list[Planned]],
     kinds: tuple[str, ...],
+    *,
     cache_dir: Path,
     progress: Progress,
     address: str,
 ) -> None:
-    """Run the unfinished trials of these kinds, and then the fresh ones; nothing is sampled or stopped."""
-    begun = unfinished(study, known, [], *kinds)
-    with contextlib.closing(results.Ledger(study_dir)) as ledger:
-        for one in fresh:  # written down first, so that `resume` finishes what is interrupted here
-            for record in start_records(study, one, status="waiting", data_key=frozen.key):
-                ledger.append(record)
-    finished = sum(row["kind"] in kinds for row in known.values()) - len(begun)
-    progress.begin(planned=len(begun) + len(fresh), finished=finished)
-    plan = [*begun, *fresh]
-    proposals = Proposals(study, study_dir, known=known, plan=plan, data_key=frozen.key, progress=progress)
-    drive(study, study_dir, frozen, proposals, cache_dir=cache_dir, address=address)
+    """Run the unfinished trials of these kinds, and then what is missing; nothing is sampled or stopped."""
+    with lease(study_dir), Loggers(study.loggers, study_dir, study=study.study, said=progress.event):
+        known = results.trials_of(study_dir)
+        fresh, begun = missing(known), unfinished(study, known, [], *kinds)
+        with contextlib.closing(results.Ledger(study_dir)) as ledger:
+            for one in fresh:  # written down first, so that `resume` finishes what is interrupted here
+                for record in start_records(study, one, status="waiting", data_key=frozen.key):
+                    ledger.append(record)
+        finished = sum(row["kind"] in kinds for row in known.values()) - len(begun)
+        plan = [*begun, *fresh]
+        progress.begin(planned=len(plan), finished=finished)
+        proposals = Proposals(study, study_dir, known=known, plan=plan, data_key=frozen.key, progress=progress)
+        drive(study, study_dir, frozen, proposals, cache_dir=cache_dir, address=address)
 
 
 def _synchronise(study: StudyConfig, sampler: Sampler, groups: Rows) -> None:

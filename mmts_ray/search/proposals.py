@@ -94,7 +94,7 @@ class Proposals(Searcher):
             if planned is None:
                 # the scheduler may yet plan what takes a trial's place
                 return None if self.keep_every and self.live and not self.interrupted else Searcher.FINISHED
-            self.waits(planned)
+            starts = self.waits(planned)
             storage.settle(self.study_dir)  # whatever is lost from now on, its id and its parameters are known
         except OSError as problem:
             self._interrupt(problem)
@@ -105,7 +105,7 @@ class Proposals(Searcher):
             "kind": planned.kind,
             "flat": planned.config.flat(),
             "members": [list(member) for member in planned.members.items()],
-            "starts": {record["trial"]: record for record in self._starts(planned)},
+            "starts": {record["trial"]: record for record in starts},
             # a scheduler may stop what was sampled; what others are compared with always runs to its end, and so does
             # a configuration that was whole before seeds were added
             "report": self.reports and planned.kind == "search" and "done" not in dict(planned.ended).values(),
@@ -115,13 +115,12 @@ class Proposals(Searcher):
             "parent_hash": planned.parent.config_hash if planned.parent else None,
         }
 
-    def _starts(self, planned: Planned) -> list[dict[str, Any]]:
-        return start_records(self.study, planned, status="waiting", data_key=self.data_key)
-
-    def waits(self, planned: Planned) -> None:
+    def waits(self, planned: Planned) -> list[dict[str, Any]]:
         """Into the ledger: its trials are wanted and have no place yet. Each writes itself that it runs."""
-        for record in self._starts(planned):
+        records = start_records(self.study, planned, status="waiting", data_key=self.data_key)
+        for record in records:
             self.ledger.append(record)
+        return records
 
     def waits_again(self, planned: Planned) -> None:
         """Its process has died, and Tune looks for another place."""
