@@ -22,7 +22,7 @@ from mmts_ray import losses, metrics, space_file, towers, train
 from mmts_ray.config import TrialConfig
 from mmts_ray.features import Frozen, default_cache_dir
 from mmts_ray.prepare import features
-from mmts_ray.train import loop
+from mmts_ray.train import pairs
 
 REPEATS = 5
 CLOSED = {"evaluation"}  # parts whose inside is not split further, except by what is listed here:
@@ -66,9 +66,9 @@ class Clock:
 
 def instrument(clock: Clock) -> None:
     """Time, from now on, the parts of every trial of this process."""
-    batches = loop._batches
-    loop._batches = clock.wrap("batch order", lambda *args: list(batches(*args)))
-    loop._evaluate = clock.wrap("evaluation", loop._evaluate)
+    batches = pairs.Pairs.batches
+    pairs.Pairs.batches = clock.wrap("batch order", lambda *args: list(batches(*args)))
+    pairs.Pairs.evaluate = clock.wrap("evaluation", pairs.Pairs.evaluate)
     metrics.modality_accuracy = clock.wrap("modality accuracy", metrics.modality_accuracy)
     towers.drop = clock.wrap("dropout", towers.drop)
     towers.Heads.image = clock.wrap("heads forward", towers.Heads.image)

@@ -11,7 +11,7 @@ from mmts_ray.config import from_flat
 from mmts_ray.recipe import Recipe, recipe, stream
 from mmts_ray.towers import Heads, drop
 from mmts_ray.train import TRAIN, TrainData, train
-from mmts_ray.train.loop import _batches
+from mmts_ray.train.pairs import Pairs
 
 torch.set_num_threads(1)
 SMALL = {
@@ -170,6 +170,10 @@ def test_a_checkpoint_of_another_configuration_seed_or_budget_is_refused(data):
         next(train(config_of("constant"), TrainData(frozen(captions_each=2, seed=1)), state))
 
 
+def pairs(config, data):
+    return Pairs(config=config, data=data, recipe=config.function("train")(**config.kwargs("train")))
+
+
 def test_the_same_seed_is_the_same_start_and_order_in_every_arm(data):
     starts = []
     orders = []
@@ -177,8 +181,7 @@ def test_the_same_seed_is_the_same_start_and_order_in_every_arm(data):
         config = config_of(kind)
         made = config.function("model")(12, 10, config.seed, **config.kwargs("model"))
         starts.append(torch.cat([p.flatten() for p in made.parameters()]))
-        of = config.function("train")(**config.kwargs("train"))
-        orders.append(torch.cat(list(_batches(data, of, epoch=2))))
+        orders.append(torch.cat(list(pairs(config, data).batches(2))))
     assert all(torch.equal(s, starts[0]) for s in starts)
     assert all(torch.equal(o, orders[0]) for o in orders)
     other = config_of("constant", **{"train.seed": 1})
@@ -188,13 +191,15 @@ def test_the_same_seed_is_the_same_start_and_order_in_every_arm(data):
 
 def test_an_epoch_shows_each_image_once_with_a_caption_drawn_anew(data):
     split = data.split(TRAIN)
-    of = recipe(batch_size=16, captions="one")
-    seen = [torch.cat(list(_batches(data, of, epoch))).numpy() for epoch in (0, 1)]
+    one = pairs(config_of("constant", **{"train.batch_size": 16}), data)
+    seen = [torch.cat(list(one.batches(epoch))).numpy() for epoch in (0, 1)]
     for rows in seen:
         images = data.frozen.image_M[rows]
         assert sorted(images) == split.images.tolist()
     assert set(seen[0]) != set(seen[1])
-    every = torch.cat(list(_batches(data, recipe(batch_size=16, captions="all"), 0))).numpy()
+    every = torch.cat(
+        list(pairs(config_of("constant", **{"train.batch_size": 16, "train.captions": "all"}), data).batches(0))
+    )
     assert sorted(every) == sorted(split.rows)
 
 

@@ -21,17 +21,17 @@ torch.set_num_threads(1)
 from mmts_ray import results
 from mmts_ray.config import from_flat
 from mmts_ray.train import TrainData
-from mmts_ray.train.loop import _Run
+from mmts_ray.train.pairs import Pairs
 from mmts_ray.trial import run
 folder, slow, every, device = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
 run.ALIVE_SECONDS = 0.2
-update = _Run.update
+update = Pairs.update
 def slowly(self, *args, **kwargs):
     time.sleep(slow)
     with open(folder / "clock", "a") as clock:
         clock.write(f"{trial._seconds()['seconds']}\\n")
     return update(self, *args, **kwargs)
-_Run.update = slowly
+Pairs.update = slowly
 flat = from_flat({"data.name": "features", "data.path": "unused", "model.dim": 6, "eval.k": 3, "groups.k": 3,
                   "train.epochs": 2, "train.batch_size": 16, "train.eval_every": 2}).flat()
 start = {"trial": "t0000", "kind": "search", **{f"param.{k}": v for k, v in flat.items()}}

@@ -1,9 +1,8 @@
 """Training as a generator: `train(config, data, state)` yields a row per evaluation; callers print, report or stop.
 
-Shapes: N images, M caption rows (image-caption pairs), U unique captions, B batch, D embedding dim.
+What a batch is, a step and an evaluation, is the run's business (`pairs.Pairs`); here is what all runs have in common.
 """
 
-import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,13 +13,10 @@ import torch
 import torch.distributed as dist
 
 from mmts_ray.config import TrialConfig
-from mmts_ray.groups import Groups
-from mmts_ray.losses import SCHEDULED, STATE, advance
-from mmts_ray.metrics import TERCILES, evaluate, ranks
-from mmts_ray.recipe import Recipe, stream, torch_stream
-from mmts_ray.schedules import Schedule
-from mmts_ray.train.data import TEST, TRAIN, VALIDATION, Split, TrainData
-from mmts_ray.train.workers import agreed, mean_gradients, share_of
+from mmts_ray.recipe import Recipe, torch_stream
+from mmts_ray.train.data import TEST, VALIDATION, TrainData
+from mmts_ray.train.pairs import Pairs
+from mmts_ray.train.workers import agreed
 
 Pulse = Callable[[int, int, Callable[[], dict[str, Any]]], None]  # step, finished epochs, how to make a checkpoint
 
@@ -36,12 +32,6 @@ class Row:
     state: Callable[[], dict[str, Any]]
     infeasible: str = ""
     ranks: Callable[[], dict[str, np.ndarray]] | None = None  # with the test metrics: what each query scored
-
-
-def schedule_of(config: TrialConfig, total_steps: int, groups: Groups | None) -> Schedule:
-    """The trial's schedule over its whole run; without groups, every sample is in one group."""
-    size_M, sizes_G = (groups.size_M, groups.sizes_G) if groups else (np.ones(1, int), np.ones(1, int))
-    return config.function("schedule")(total_steps, size_M, sizes_G, **config.kwargs("schedule"))
 
 
 def train(
@@ -65,15 +55,8 @@ def train(
     when they come to differ.
     """
     recipe: Recipe = config.function("train")(**config.kwargs("train"))
-    groups = data.groups(config.name("groups"), config.kwargs("groups"))
-    train_rows = data.split(TRAIN).rows
-    if len(train_rows) < 2:
-        raise ValueError(f"the training split has {len(train_rows)} pairs; at least 2 are needed")
-    samples = len(train_rows) if recipe.captions == "all" else len(data.split(TRAIN).images)
-    steps_per_epoch = recipe.steps_per_epoch(samples)
-    total_steps = steps_per_epoch * recipe.epochs
-    schedule = schedule_of(config, total_steps, groups)
-    run = _Run(config=config, data=data, recipe=recipe, schedule=schedule, group=group)
+    run = Pairs(config=config, data=data, recipe=recipe, group=group)
+    total_steps = run.steps_per_epoch * recipe.epochs
     epoch = step = 0
     within: dict[str, torch.Tensor] = {}  # of a checkpoint from the middle of an epoch
     if state is not None:
@@ -83,7 +66,7 @@ def train(
         problem = ""
         losses: list[torch.Tensor] = []
         stats: dict[str, torch.Tensor] = {}
-        batches = list(_batches(data, recipe, epoch))
+        batches = list(run.batches(epoch))
         dropout = torch_stream(recipe.seed, "dropout", epoch, data.device)
         mix = torch_stream(recipe.seed, "mix", epoch, data.device)
         if within:
@@ -92,9 +75,9 @@ def train(
             mix.set_state(within["mix"].cpu())
             within = {}
         run.model.train()
-        for number, rows_B in enumerate(batches[len(losses) :], len(losses)):
+        for number, batch in enumerate(batches[len(losses) :], len(losses)):
             run.set_lr(recipe.lr_at(step, total_steps))
-            loss, stats = run.update(rows_B, step, dropout, mix, with_stats=number == len(batches) - 1)
+            loss, stats = run.update(batch, step, dropout, mix, with_stats=number == len(batches) - 1)
             losses.append(loss)
             step += 1
             if pulse is not None and number < len(batches) - 1:
@@ -102,9 +85,9 @@ def train(
         epoch += 1
         losses_S = torch.stack(losses)
         if not bool(torch.isfinite(losses_S).all()):
-            first = int(torch.nonzero(~torch.isfinite(losses_S))[0]) + step - steps_per_epoch
+            first = int(torch.nonzero(~torch.isfinite(losses_S))[0]) + step - run.steps_per_epoch
             problem = f"non-finite loss at step {first}"
-        elif not all(bool(torch.isfinite(p).all()) for p in run.parameters):
+        elif not run.finite():
             problem = f"non-finite parameter at step {step - 1}"
         if not problem and epoch % recipe.eval_every and epoch < recipe.epochs:
             if pulse is not None:
@@ -114,9 +97,9 @@ def train(
         last = epoch == recipe.epochs
         if not problem:
             metrics |= {f"train_{name}": float(value) for name, value in stats.items()}
-            metrics |= {f"val_{k}": v for k, v in _evaluate(run, VALIDATION, final=last).items()}
+            metrics |= {f"val_{k}": v for k, v in run.evaluate(VALIDATION, final=last).items()}
             if last and test:
-                metrics |= {f"test_{k}": v for k, v in _evaluate(run, TEST, final=True).items()}
+                metrics |= {f"test_{k}": v for k, v in run.evaluate(TEST, final=True).items()}
         # a split without, say, tail queries has no tail recall: only what was computed must be finite
         metrics = {k: v for k, v in metrics.items() if math.isfinite(v)}
         if group is not None:
@@ -125,10 +108,10 @@ def train(
             step=step,
             epoch=epoch,
             metrics=metrics,
-            notes=groups.notes + data.frozen.notes,
+            notes=run.notes + data.frozen.notes,
             state=lambda epoch=epoch, step=step: run.state(epoch, step),  # type: ignore[misc]
             infeasible=problem,
-            ranks=(lambda: _ranks(run, TEST)) if last and test and not problem else None,
+            ranks=(lambda: run.ranks(TEST)) if last and test and not problem else None,
         )
         if problem:
             return
@@ -137,219 +120,3 @@ def train(
 def _within(losses: list[torch.Tensor], dropout: torch.Generator, mix: torch.Generator) -> dict[str, torch.Tensor]:
     """What a checkpoint inside an epoch needs besides the model: the losses of the batches done, and the streams."""
     return {"losses": torch.stack(losses), "dropout": dropout.get_state(), "mix": mix.get_state()}
-
-
-class _Run:
-    """Model, optimiser and the learnable part of the objective of one trial."""
-
-    def __init__(
-        self,
-        *,
-        config: TrialConfig,
-        data: TrainData,
-        recipe: Recipe,
-        schedule: Schedule,
-        group: dist.ProcessGroup | None = None,
-    ) -> None:
-        self.config, self.data, self.recipe, self.schedule, self.group = config, data, recipe, schedule, group
-        model = config.kwargs("model")
-        self.image_NI = data.images(standardise=model["standardise"])
-        self.text_UT = data.texts()
-        dims = (self.image_NI.shape[1], self.text_UT.shape[1])
-        self.model = config.function("model")(*dims, recipe.seed, **model).to(data.device)
-        self.objective = config.function("loss")
-        self.objective_kwargs = config.kwargs("loss")
-        self.scheduled = SCHEDULED[config.name("loss")]
-        accepted = inspect.signature(self.objective).parameters
-        self.image_M = torch.from_numpy(data.frozen.image_M.astype(np.int64)).to(data.device)
-        self.text_M = torch.from_numpy(data.frozen.text_M.astype(np.int64)).to(data.device)
-        self.parameters = list(self.model.parameters())
-        self.learned: dict[str, torch.nn.Parameter] = {}
-        if schedule.learnable:
-            start = torch.tensor(math.log(schedule.base(0)), device=data.device)
-            self.learned["log_temperature"] = torch.nn.Parameter(start)
-            if "bias" in self.objective_kwargs:  # SigLIP learns its bias together with its temperature
-                bias = torch.tensor(float(self.objective_kwargs.pop("bias")), device=data.device)
-                self.learned["bias"] = torch.nn.Parameter(bias)
-        self.parameters += self.learned.values()
-        shift = schedule.shift_M
-        varies = isinstance(shift, np.ndarray) and np.ptp(shift) > 0
-        self.shift_M = torch.from_numpy(np.asarray(shift, dtype=np.float32)).to(data.device) if varies else None
-        self.shift = 0.0 if varies else float(np.asarray(shift).flat[0])
-        self.optimiser = recipe.optimiser(self.parameters)
-        self.takes_generator = "generator" in accepted
-        # ids cost a mask per step: only where two samples of the training split can show the same thing
-        id_N = data.frozen.id_N[data.frozen.split_N == TRAIN]
-        repeats = recipe.captions == "all" or len(np.unique(id_N)) < len(id_N)
-        self.takes_ids = "ids_B" in accepted and repeats
-        self.id_N = torch.from_numpy(data.frozen.id_N.astype(np.int64)).to(data.device)
-        # what the objective knows about every image and caption; it moves with the steps
-        fresh = STATE.get(config.name("loss"))
-        self.remembered = fresh(len(self.image_NI), len(self.text_UT), data.device) if fresh else {}
-        self.teachers: list[tuple[torch.Tensor, torch.Tensor]] = []  # rows, and which of them a caption row needs
-        thresholds = (self.objective_kwargs.get(f"filter_threshold{of}") for of in ("", "_image"))
-        if self.objective_kwargs.get("angular_margin") or any(t is not None for t in thresholds):
-            soft_labels = self.objective_kwargs["soft_labels"]
-            index = {"image": self.image_M, "text": self.text_M}
-            kinds = (soft_labels,) if soft_labels in index else ("image", "text")
-            self.teachers = [(data.teacher(kind), index[kind]) for kind in kinds]
-
-    def set_lr(self, lr: float) -> None:
-        for group in self.optimiser.param_groups:
-            group["lr"] = lr
-
-    def update(
-        self, rows_B: torch.Tensor, step: int, dropout: torch.Generator, mix: torch.Generator, *, with_stats: bool
-    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """One optimiser step on the caption rows of the whole batch; returns the detached loss and its statistics."""
-        shard = share_of(len(rows_B), self.group)
-        rows_B = rows_B[shard.own]
-        image_B = self.image_M[rows_B]
-        # index_select: three times as fast as indexing with a tensor
-        image_BD = self.model.image(self.image_NI.index_select(0, image_B), dropout, shard)
-        text_BD = self.model.text(self.text_UT.index_select(0, self.text_M[rows_B]), dropout, shard)
-        value: Any
-        kwargs: dict[str, Any] = dict(self.objective_kwargs)
-        if self.group is not None:
-            kwargs["group"] = self.group
-        if self.schedule.learnable:
-            value = self.learned["log_temperature"].exp()
-            if "bias" in self.learned:
-                kwargs["bias"] = self.learned["bias"]
-        else:
-            base = self.schedule.base(step)
-            value = base + self.shift if self.shift_M is None else base + self.shift_M[rows_B]
-        kwargs[self.scheduled] = value
-        if self.takes_ids:
-            kwargs["ids_B"] = self.id_N[image_B]
-        if self.takes_generator:
-            kwargs["generator"] = mix
-        if self.teachers:
-            rows = tuple(teacher[index[rows_B]] for teacher, index in self.teachers)
-            kwargs["teacher_BE"] = rows if len(rows) > 1 else rows[0]
-        if self.remembered:
-            kwargs |= {"state": self.remembered, "image_B": image_B, "text_B": self.text_M[rows_B]}
-        out = self.objective(image_BD, text_BD, with_stats=with_stats, **kwargs)
-        out.loss.backward()
-        if self.group is not None:
-            mean_gradients(self.parameters, self.group)
-        stats = dict(out.stats)
-        if with_stats:
-            gradients = [p.grad for p in self.parameters if p.grad is not None]
-            stats["gradient_norm"] = torch.nn.utils.get_total_norm(gradients)
-        self.optimiser.step()
-        self.optimiser.zero_grad(set_to_none=True)
-        if self.remembered:
-            advance(self.remembered, out.changes)
-        if self.schedule.learnable:
-            low, high = math.log(self.schedule.low), math.log(self.schedule.high)
-            self.learned["log_temperature"].data.clamp_(low, high)
-        return out.loss.detach(), stats
-
-    def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """A checkpoint: tensors and plain values only, so that it loads with `weights_only`."""
-        return {
-            "epoch": epoch,
-            "step": step,
-            "config_hash": self.config.hash,
-            "seed": self.recipe.seed,
-            "data": self.data.frozen.key,
-            "model": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
-            "learned": {k: v.detach().clone() for k, v in self.learned.items()},
-            "remembered": _cloned(self.remembered),
-            "optimiser": _cloned(self.optimiser.state_dict()),
-        }
-
-    def restore(self, state: dict[str, Any]) -> tuple[int, int]:
-        """Take over a checkpoint; refused when it belongs to another configuration, seed or data set."""
-        mine = {"config_hash": self.config.hash, "seed": self.recipe.seed, "data": self.data.frozen.key}
-        for key, value in mine.items():
-            if state[key] != value:
-                raise ValueError(f"checkpoint of another trial: its {key} is {state[key]}, this trial's is {value}")
-        self.model.load_state_dict(state["model"])
-        for name, parameter in self.learned.items():
-            parameter.data.copy_(state["learned"][name])
-        for name, value in self.remembered.items():
-            value.copy_(state["remembered"][name])
-        decays = [group["weight_decay"] for group in self.optimiser.param_groups]
-        self.optimiser.load_state_dict(_cloned(state["optimiser"]))
-        for group, decay in zip(self.optimiser.param_groups, decays, strict=True):
-            group["weight_decay"] = decay  # a trial that goes on from another's checkpoint keeps its own parameters
-        return int(state["epoch"]), int(state["step"])
-
-
-def _cloned(tree: Any) -> Any:
-    """Optimiser states alias the live tensors; a checkpoint must not move with them."""
-    if isinstance(tree, torch.Tensor):
-        return tree.detach().clone()
-    if isinstance(tree, dict):
-        return {k: _cloned(v) for k, v in tree.items()}
-    if isinstance(tree, list):
-        return [_cloned(v) for v in tree]
-    return tree
-
-
-def _batches(data: TrainData, recipe: Recipe, epoch: int) -> Iterator[torch.Tensor]:
-    """Caption rows of each batch of an epoch, the same for every configuration with this seed and batch size."""
-    split = data.split(TRAIN)
-    rows = split.rows
-    if recipe.captions == "one" and len(rows) > len(split.images):
-        # a random caption per image: sort by (image, noise), take the first row of each image
-        noise = stream(recipe.seed, "captions", epoch).random(len(rows))
-        pair_image = split.pair_image.cpu().numpy()
-        ordered = np.lexsort((noise, pair_image))
-        first = np.flatnonzero(np.diff(pair_image[ordered], prepend=-1))
-        rows = rows[ordered[first]]
-    order = rows[stream(recipe.seed, "order", epoch).permutation(len(rows))]
-    order_N = torch.from_numpy(order.astype(np.int64)).to(data.device)
-    for number in range(recipe.steps_per_epoch(len(order))):
-        yield order_N[number * recipe.batch_size : (number + 1) * recipe.batch_size]
-
-
-@torch.no_grad()
-def _evaluate(run: _Run, which: int, *, final: bool) -> dict[str, float]:
-    """Metrics of one split, over its unique captions."""
-    split = run.data.split(which)
-    if len(split.images) < 2:
-        return {}
-    image_ND, text_UD = _embedded(run, split)
-    return evaluate(
-        image_ND,
-        text_UD,
-        split.pair_image,
-        split.pair_text,
-        tercile_P=_terciles(run, split),
-        final=final,
-        seed=run.recipe.seed,
-    )
-
-
-def _ranks(run: _Run, which: int) -> dict[str, np.ndarray]:
-    """What each image of a split scored as a query: its row, the rank of its first right caption, its groups.
-
-    `image` int32 rows of the data; `i2t` int32, wrong captions before the best right one; `tail`, `mid`, `head` bool,
-    whether a caption of the image is in such a group. Empty when the split has fewer than two images.
-    """
-    split = run.data.split(which)
-    if len(split.images) < 2:
-        return {}
-    with torch.no_grad():
-        i2t_N = ranks(*_embedded(run, split), split.pair_image, split.pair_text)
-    pair_image, tercile_P = split.pair_image.cpu().numpy(), _terciles(run, split)
-    out = {"image": split.images.cpu().numpy().astype(np.int32), "i2t": i2t_N.cpu().numpy().astype(np.int32)}
-    for place, name in enumerate(TERCILES):
-        out[name] = np.zeros(len(i2t_N), dtype=bool)
-        out[name][pair_image[tercile_P == place]] = True
-    return out
-
-
-def _embedded(run: _Run, split: Split) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unit rows of a split's images and unique captions."""
-    run.model.eval()
-    return run.model.image(run.image_NI[split.images]), run.model.text(run.text_UT[split.texts])
-
-
-def _terciles(run: _Run, split: Split) -> np.ndarray:
-    """Tail, middle or head of each pair, by one fixed grouping, so that trials with other `groups.*` are comparable."""
-    groups = run.data.groups(*run.config.function("eval")(**run.config.kwargs("eval")))
-    return groups.tercile_M[split.rows]
