@@ -43,6 +43,7 @@ class Recipe:
     captions: str
     eval_every: int
     seed: int
+    clip: float | None = None
 
     def steps_per_epoch(self, samples: int) -> int:
         """Batches in an epoch; a last batch of one sample has no negatives and is left out."""
@@ -50,13 +51,15 @@ class Recipe:
         return full + (rest > 1)
 
     def lr_at(self, step: int, total_steps: int) -> float:
-        """Learning rate at a 0-based optimiser step: linear warm-up, then constant or half a cosine to 0."""
+        """Learning rate at a 0-based optimiser step: linear warm-up, then constant, a line or half a cosine to 0."""
         warmup_steps = self.warmup * total_steps
         if step < warmup_steps:
             return self.lr * (step + 1) / (warmup_steps + 1)
         if self.lr_schedule == "constant":
             return self.lr
         progress = (step - warmup_steps) / max(total_steps - warmup_steps, 1)
+        if self.lr_schedule == "linear":
+            return self.lr * (1 - progress)
         return self.lr * 0.5 * (1 + math.cos(math.pi * progress))
 
     def optimiser(self, parameters: list[Any]) -> "torch.optim.Optimizer":
@@ -78,7 +81,8 @@ def recipe(
     lr: Annotated[float, Float(1e-7, 1.0, log=True, doc="peak learning rate of AdamW")] = 1e-3,
     weight_decay: Annotated[float, Float(0.0, 10.0, doc="decoupled weight decay of matrices")] = 0.1,
     lr_schedule: Annotated[
-        str, Choice(("constant", "cosine"), doc="learning rate after warm-up: constant, or half a cosine to 0")
+        str,
+        Choice(("constant", "linear", "cosine"), doc="learning rate after warm-up: constant, a line, half a cosine to 0"),
     ] = "constant",
     warmup: Annotated[float, Float(0.0, 0.9, doc="share of all steps with a linear warm-up")] = 0.0,
     captions: Annotated[
@@ -90,6 +94,10 @@ def recipe(
         ),
     ] = "one",
     eval_every: Annotated[int, Int(1, 10_000, doc="validation after every so many epochs", unit="epochs")] = 1,
+    clip: Annotated[
+        float | None,
+        Float(1e-6, 1e6, log=True, doc="a longer gradient, of all parameters as one, is cut to this", none="never"),
+    ] = None,
     seed: Annotated[int, Int(0, 2**31 - 1, doc="initialisation, data order, dropout, mixing")] = 0,
 ) -> Recipe:
     """The training recipe from its declared parameters."""
@@ -102,5 +110,6 @@ def recipe(
         warmup=warmup,
         captions=captions,
         eval_every=eval_every,
+        clip=clip,
         seed=seed,
     )

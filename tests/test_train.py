@@ -52,6 +52,7 @@ KINDS = {
     "triplet": {"loss.name": "triplet", "schedule.name": "cosine"},
     "all captions": {"train.captions": "all"},
     "cosine rate": {"train.lr_schedule": "cosine", "train.warmup": 0.3},
+    "clipped": {"train.lr_schedule": "linear", "train.clip": 0.01},
     "classes": {"schedule.name": "cosine", "groups.name": "classes"},
     "image clusters": {"schedule.name": "cosine", "groups.name": "images"},
     "one group": {"schedule.name": "cosine", "groups.name": "none"},
@@ -298,6 +299,8 @@ def test_the_learning_rate_warms_up_and_follows_its_schedule():
     assert rates[55] == pytest.approx(0.5)
     assert rates[-1] < 0.01
     assert recipe(lr=0.3).lr_at(99, 100) == 0.3
+    line = recipe(lr=1.0, lr_schedule="linear")
+    assert [line.lr_at(step, 4) for step in range(4)] == [1.0, 0.75, 0.5, 0.25]
 
 
 @pytest.mark.parametrize("onednn", [True, False])

@@ -48,6 +48,7 @@ CASES = {
     "sms": {"loss.name": "sms", "schedule.value": 0.6},
     "triplet": {"loss.name": "triplet", "schedule.name": "cosine"},
     "cosine rate": {"train.lr_schedule": "cosine", "train.warmup": 0.3},
+    "clipped": {"train.lr_schedule": "linear", "train.clip": 0.01},
 }
 # float64 tells a wrong gradient from rounding; float32 is what trials run in
 DTYPE = {2: torch.float32, 3: torch.float64}

@@ -1,6 +1,6 @@
 """Training as a generator: `train(config, data, state)` yields a row per evaluation; callers print, report or stop.
 
-What a batch is, a step and an evaluation, is the run's business (`pairs.Pairs`); here is what all runs have in common.
+What a batch is, a step and an evaluation, is the run's business (`RUNS`, by model); here is what all runs have in common.
 """
 
 import math
@@ -17,6 +17,8 @@ from mmts_ray.recipe import Recipe, torch_stream
 from mmts_ray.train.data import TEST, VALIDATION, TrainData
 from mmts_ray.train.pairs import Pairs
 from mmts_ray.train.workers import agreed
+
+RUNS: dict[str, Any] = {"frozen_heads": Pairs}  # by `model.name`
 
 Pulse = Callable[[int, int, Callable[[], dict[str, Any]]], None]  # step, finished epochs, how to make a checkpoint
 
@@ -55,7 +57,7 @@ def train(
     when they come to differ.
     """
     recipe: Recipe = config.function("train")(**config.kwargs("train"))
-    run = Pairs(config=config, data=data, recipe=recipe, group=group)
+    run = RUNS[config.name("model")](config=config, data=data, recipe=recipe, group=group)
     total_steps = run.steps_per_epoch * recipe.epochs
     epoch = step = 0
     within: dict[str, torch.Tensor] = {}  # of a checkpoint from the middle of an epoch

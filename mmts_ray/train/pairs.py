@@ -150,6 +150,8 @@ class Pairs:
         if with_stats:
             gradients = [p.grad for p in self.parameters if p.grad is not None]
             stats["gradient_norm"] = torch.nn.utils.get_total_norm(gradients)
+        if self.recipe.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.recipe.clip)
         self.optimiser.step()
         self.optimiser.zero_grad(set_to_none=True)
         if self.remembered:
