@@ -82,7 +82,7 @@ def recipe(
     weight_decay: Annotated[float, Float(0.0, 10.0, doc="decoupled weight decay of matrices")] = 0.1,
     lr_schedule: Annotated[
         str,
-        Choice(("constant", "linear", "cosine"), doc="learning rate after warm-up: constant, a line, half a cosine to 0"),
+        Choice(("constant", "linear", "cosine"), doc="rate after warm-up: constant, or a line or half a cosine to 0"),
     ] = "constant",
     warmup: Annotated[float, Float(0.0, 0.9, doc="share of all steps with a linear warm-up")] = 0.0,
     captions: Annotated[

@@ -1,6 +1,6 @@
 """Training as a generator: `train(config, data, state)` yields a row per evaluation; callers print, report or stop.
 
-What a batch is, a step and an evaluation, is the run's business (`RUNS`, by model); here is what all runs have in common.
+What a batch is, a step and an evaluation, is the run's business (`RUNS`, by model); here is what all runs share.
 """
 
 import math
