@@ -194,6 +194,29 @@ def modality_accuracy(image_PD: "Rows", text_PD: "Rows", *, seed: int) -> float:
     return float(probe.score(*both(order[:held])))
 
 
+def probe_accuracy(
+    train_ND: "Rows", train_class_N: "Rows", held_ND: "Rows", held_class_N: "Rows", *, iterations: int = 1000
+) -> float:
+    """Share of held-out images whose class a linear probe finds from the embedding, in [0, 1].
+
+    The probe is a multinomial logistic regression (L2, C = 1) on the unit embeddings of the training images. A class
+    that training lacks cannot be found and counts as wrong. NaN without held-out images, with fewer than two training
+    classes, or when an embedding is not finite. Reference: the linear probe of arXiv:2103.00020.
+    """
+    import torch
+    from sklearn.linear_model import LogisticRegression
+
+    from mmts_ray import kernels
+
+    wide = kernels.at_least_float32(torch.as_tensor(train_ND), torch.as_tensor(held_ND))
+    train_ND, held_ND, train_class_N, held_class_N = map(_numpy, (*wide, train_class_N, held_class_N))
+    few = len(held_ND) == 0 or len(np.unique(train_class_N)) < 2
+    if few or not (np.isfinite(train_ND).all() and np.isfinite(held_ND).all()):
+        return math.nan
+    probe = LogisticRegression(max_iter=iterations).fit(train_ND, train_class_N)
+    return float(probe.score(held_ND, held_class_N))
+
+
 def evaluate(
     image_ND: "Rows",
     text_UD: "Rows",
@@ -246,10 +269,18 @@ def head_tail(
     k: Annotated[
         int, Int(2, 10000, log=True, doc="number of clusters, when the source is clustered", unit="clusters")
     ] = 50,
+    probe: Annotated[
+        bool,
+        Choice(
+            (True, False),
+            doc="at the end, a linear probe: class of an image from its embedding (seconds, with many classes)",
+        ),
+    ] = False,
 ) -> tuple[str, dict[str, Any]]:
     """The fixed grouping behind head, middle and tail: the name of a group source and its arguments.
 
-    It is not that of `groups.*`, so that trials which search over their own groups stay comparable.
+    It is not that of `groups.*`, so that trials which search over their own groups stay comparable. Whether to `probe`
+    is for whoever evaluates; it groups nothing.
     """
     return source, {} if source == "classes" else {"k": k, "seed": 0}
 
@@ -261,6 +292,7 @@ METRICS: dict[str, str] = {
     "t2i_median_rank": "min",
     "modality_distance": "min",
     "modality_accuracy": "min",
+    "probe_accuracy": "max",
     "alignment": "min",
     "uniformity": "min",
     **{f"{tercile}_r{k}": "max" for tercile in TERCILES for k in CUTOFFS},

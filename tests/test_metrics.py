@@ -179,6 +179,26 @@ def test_modality_accuracy_without_enough_pairs_or_with_nan_is_nan():
     assert metrics.modality_accuracy(rows(0, 2, 4), rows(1, 2, 4), seed=0) in (0.0, 0.5, 1.0)
 
 
+def test_a_linear_probe_finds_classes_that_a_plane_divides_and_no_others():
+    corner_ND = torch.eye(3, dtype=torch.float64).repeat(40, 1)
+    noisy_ND = normalize(corner_ND + 0.2 * rows(0, 120, 3), dim=1)
+    class_N = np.arange(120) % 3
+    assert metrics.probe_accuracy(noisy_ND[:90], class_N[:90], noisy_ND[90:], class_N[90:]) == 1
+    shuffled_N = np.random.default_rng(0).permutation(class_N)
+    assert metrics.probe_accuracy(noisy_ND[:90], shuffled_N[:90], noisy_ND[90:], class_N[90:]) < 0.7
+    # a third of the held-out images is of a class that training lacks
+    two = class_N[:90] < 2
+    assert metrics.probe_accuracy(noisy_ND[:90][two], class_N[:90][two], noisy_ND[90:], class_N[90:]) == 2 / 3
+
+
+def test_a_linear_probe_without_two_classes_or_with_nan_is_nan():
+    image_ND = rows(0, 10, 4)
+    class_N = np.arange(10) % 2
+    assert math.isnan(metrics.probe_accuracy(image_ND, class_N * 0, image_ND, class_N))
+    assert math.isnan(metrics.probe_accuracy(image_ND, class_N, image_ND[:0], class_N[:0]))
+    assert math.isnan(metrics.probe_accuracy(image_ND * math.nan, class_N, image_ND, class_N))
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("final", [False, True])
 def test_evaluate_puts_the_parts_together(dtype, final):
@@ -245,7 +265,7 @@ def test_head_tail_names_a_group_source():
     assert metrics.head_tail() == ("captions", {"k": 50, "seed": 0})
     assert metrics.head_tail(source="images", k=7) == ("images", {"k": 7, "seed": 0})
     assert metrics.head_tail(source="classes") == ("classes", {})
-    assert list(declared(metrics.head_tail)) == ["source", "k"]
+    assert list(declared(metrics.head_tail)) == ["source", "k", "probe"]
 
 
 def test_ranks_of_one_gallery_row_and_one_query():

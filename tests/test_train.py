@@ -1,6 +1,7 @@
 """Training: exact resume, pairing by seed, schedules as computed, infeasible ends."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -342,3 +343,18 @@ def test_the_gradient_norm_is_that_of_the_last_batch(data):
     row = list(train(config_of("constant", **{"train.epochs": 1, "train.lr": 1e-7}), data))[-1]
     grown = list(train(config_of("constant", **{"train.epochs": 1, "train.lr": 1e-7, "schedule.value": 0.5}), data))[-1]
     assert 0 < grown.metrics["train_gradient_norm"] < row.metrics["train_gradient_norm"]
+
+
+def test_the_probe_runs_at_the_end_when_it_is_asked_for_and_needs_classes(data):
+    rows = list(train(config_of("constant", **{"eval.probe": True}), data, test=True))
+    assert [sorted(k for k in row.metrics if "probe" in k) for row in rows] == [
+        [],
+        [],
+        [],
+        ["test_probe_accuracy", "val_probe_accuracy"],
+    ]
+    assert rows[-1].metrics["val_probe_accuracy"] > 0.4  # six classes that the features separate well
+    assert not any("probe" in k for row in train(config_of("constant"), data) for k in row.metrics)
+    bare = TrainData(replace(data.frozen, class_N=None, names={"data": "toy"}))
+    with pytest.raises(ValueError, match=r"eval\.probe: needs classes, which toy lacks"):
+        list(train(config_of("constant", **{"eval.probe": True}), bare))

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from mmts_ray.config import TrialConfig
 from mmts_ray.groups import Groups
 from mmts_ray.losses import SCHEDULED, STATE, advance
-from mmts_ray.metrics import TERCILES, evaluate, ranks
+from mmts_ray.metrics import TERCILES, evaluate, probe_accuracy, ranks
 from mmts_ray.recipe import Recipe, stream
 from mmts_ray.schedules import Schedule
 from mmts_ray.train.data import TRAIN, Split, TrainData
@@ -198,7 +198,7 @@ class Pairs:
         if len(split.images) < 2:
             return {}
         image_ND, text_UD = self._embedded(split)
-        return evaluate(
+        out = evaluate(
             image_ND,
             text_UD,
             split.pair_image,
@@ -207,6 +207,19 @@ class Pairs:
             final=final,
             seed=self.recipe.seed,
         )
+        if final and self.config.kwargs("eval")["probe"]:
+            out["probe_accuracy"] = self._probe(split, image_ND)
+        return out
+
+    def _probe(self, split: Split, image_ND: torch.Tensor) -> float:
+        """`probe_accuracy` of a split's images, with the probe trained on the training images."""
+        class_N, training = self.data.frozen.class_N, self.data.split(TRAIN)
+        if class_N is None:
+            raise ValueError(f"eval.probe: needs classes, which {self.data.frozen.names['data']} lacks; legal is false")
+        with torch.no_grad():
+            train_ND = self.model.image(self.image_NI[training.images])
+        classes = (class_N[part.images.cpu().numpy()] for part in (training, split))
+        return probe_accuracy(train_ND, next(classes), image_ND, next(classes))
 
     def ranks(self, which: int) -> dict[str, np.ndarray]:
         """What each image of a split scored as a query: its row, the rank of its first right caption, its groups.
