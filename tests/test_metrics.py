@@ -47,7 +47,7 @@ def naive_ranks(query_QD, gallery_GD, query_P, gallery_P):
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("block", [1 << 22, 100, 1])
 def test_ranks_are_those_of_a_naive_walk(seed, block, monkeypatch):
-    monkeypatch.setattr(metrics, "BLOCK_ELEMENTS", block)
+    monkeypatch.setattr(metrics.paired, "BLOCK_ELEMENTS", block)
     image_ND, text_UD, image_P, text_P = many_captions(seed)
     i2t, t2i = naive_ranks(image_ND, text_UD, image_P, text_P), naive_ranks(text_UD, image_ND, text_P, image_P)
     assert metrics.ranks(image_ND, text_UD, image_P, text_P).tolist() == i2t

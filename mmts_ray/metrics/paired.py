@@ -8,11 +8,9 @@ Shapes: N images, U unique captions, P pairs, D embedding, Q queries, G gallery.
 """
 
 import math
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-
-from mmts_ray.space import Choice, Int
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -254,47 +252,3 @@ def evaluate(
         first_n = np.unique(_numpy(image_P), return_index=True)[1]
         out["modality_accuracy"] = modality_accuracy(image_PD[first_n], text_PD[first_n], seed=seed)
     return out
-
-
-def head_tail(
-    *,
-    source: Annotated[
-        str,
-        Choice(
-            ("captions", "classes", "images"),
-            doc="what head, middle and tail are told apart by: clusters of captions or images, or the data's classes",
-            source="arXiv:2603.08202",
-        ),
-    ] = "captions",
-    k: Annotated[
-        int, Int(2, 10000, log=True, doc="number of clusters, when the source is clustered", unit="clusters")
-    ] = 50,
-    probe: Annotated[
-        bool,
-        Choice(
-            (True, False),
-            doc="at the end, a linear probe: class of an image from its embedding (seconds, with many classes)",
-        ),
-    ] = False,
-) -> tuple[str, dict[str, Any]]:
-    """The fixed grouping behind head, middle and tail: the name of a group source and its arguments.
-
-    It is not that of `groups.*`, so that trials which search over their own groups stay comparable. Whether to `probe`
-    is for whoever evaluates; it groups nothing.
-    """
-    return source, {} if source == "classes" else {"k": k, "seed": 0}
-
-
-# What `evaluate` may return, each with its better direction ("" = neither); an objective is val_ and one of these.
-METRICS: dict[str, str] = {
-    **{f"{way}r{k}": "max" for way in ("", "i2t_", "t2i_") for k in CUTOFFS},
-    "i2t_median_rank": "min",
-    "t2i_median_rank": "min",
-    "modality_distance": "min",
-    "modality_accuracy": "min",
-    "probe_accuracy": "max",
-    "alignment": "min",
-    "uniformity": "min",
-    **{f"{tercile}_r{k}": "max" for tercile in TERCILES for k in CUTOFFS},
-    **{f"n_{tercile}": "" for tercile in TERCILES},
-}
