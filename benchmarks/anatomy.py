@@ -69,7 +69,7 @@ def instrument(clock: Clock) -> None:
     batches = pairs.Pairs.batches
     pairs.Pairs.batches = clock.wrap("batch order", lambda *args: list(batches(*args)))
     pairs.Pairs.evaluate = clock.wrap("evaluation", pairs.Pairs.evaluate)
-    metrics.modality_accuracy = clock.wrap("modality accuracy", metrics.modality_accuracy)
+    metrics.paired.modality_accuracy = clock.wrap("modality accuracy", metrics.modality_accuracy)
     towers.drop = clock.wrap("dropout", towers.drop)
     towers.Heads.image = clock.wrap("heads forward", towers.Heads.image)
     towers.Heads.text = clock.wrap("heads forward", towers.Heads.text)

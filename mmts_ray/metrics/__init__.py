@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from mmts_ray.metrics.graded import MEASURES, THIRDS, graded, multi_instance, thirds
+from mmts_ray.metrics.graded import MEASURES, THIRDS, multi_instance, thirds
 from mmts_ray.metrics.paired import (
     CUTOFFS,
     TERCILES,
@@ -27,7 +27,6 @@ __all__ = [
     "alignment",
     "by_tercile",
     "evaluate",
-    "graded",
     "head_tail",
     "modality_accuracy",
     "modality_distance",

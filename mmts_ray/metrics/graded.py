@@ -17,7 +17,7 @@ THIRDS = ("rare", "medium", "common")
 MEASURES = ("map", "binary_map", "ndcg")
 
 
-def graded(
+def precision_and_gain(
     query_QD: "Rows", gallery_GD: "Rows", relevancy_JL: np.ndarray, row_Q: "Rows", column_G: "Rows"
 ) -> dict[str, np.ndarray]:
     """Average precision and discounted gain of each query when gallery rows are relevant by degrees; float64 (Q,).
@@ -102,15 +102,15 @@ def multi_instance(
     size_N: "Rows | None" = None,
     tercile_N: "Rows | None" = None,
 ) -> dict[str, float]:
-    """Multi-instance retrieval of one split, from unit rows of its images and listed captions; see `graded`.
+    """Multi-instance retrieval of one split, from unit rows of its images and listed captions.
 
     Keys: i2t_map, t2i_map and map, their mean; the same with binary_map and ndcg. With `size_N`, the training size of
     each image's group, i2t_map of three equal parts of the images by that size: common_map, medium_map, rare_map and
     n_common, n_medium, n_rare. With `tercile_N` (0 tail, 1 mid, 2 head) i2t_map of each: tail_map, mid_map, head_map.
     """
     way = {
-        "i2t": graded(image_ND, caption_CD, relevancy_JL, row_N, column_C),
-        "t2i": graded(caption_CD, image_ND, np.ascontiguousarray(relevancy_JL.T), column_C, row_N),
+        "i2t": precision_and_gain(image_ND, caption_CD, relevancy_JL, row_N, column_C),
+        "t2i": precision_and_gain(caption_CD, image_ND, np.ascontiguousarray(relevancy_JL.T), column_C, row_N),
     }
     out: dict[str, float] = {}
     for name in MEASURES:
