@@ -10,18 +10,18 @@ import json
 import logging
 import os
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mmts_ray.data.dataset import Dataset, digest
+from mmts_ray.data.relevance import Relevance
 from mmts_ray.encoders import BATCHES_AT_ONCE, encoding_pool, file_hash, find_encoder
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 ARRAY, MANIFEST = "features.npy", "manifest.json"
+STAND_IN_ENCODER = "minilm-l6"  # text encoder that stand-in image features are made with
 UNDECODABLE = "image cannot be decoded"
 log = logging.getLogger(__name__)
 
@@ -51,6 +52,8 @@ class Frozen:
     key: str
     notes: tuple[str, ...] = ()
     names: dict[str, Any] = field(default_factory=dict)  # data, image_encoder, text_encoder, classes, dropped
+    relevance: Relevance | None = None  # of images and listed captions, where captions are right by degrees
+    text_C: np.ndarray | None = None  # int32: unique caption of each listed caption
 
 
 def default_cache_dir() -> Path:
@@ -74,9 +77,11 @@ def encode(
     once, one makes it and the others wait. Raises ValueError, one line: unknown encoder, no network for its weights,
     cache not writable, too many drops.
     """
-    if dataset.image is None:
-        return _ready(dataset)
     cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
+    if dataset.text_features_UT is not None:
+        return _ready(dataset)
+    if dataset.image is None:
+        return _with_texts(dataset, text_encoder, cache, progress, verify)
     images, texts = find_encoder("image", image_encoder), find_encoder("text", text_encoder)
 
     def report(done: int, total: int, what: str) -> None:
@@ -113,6 +118,46 @@ def _ready(dataset: Dataset) -> Frozen:
     given = {"image_encoder": "given", "text_encoder": "given"}
     key = dataset.images_fingerprint
     return _frozen(dataset, dataset.image_features_NI, dataset.text_features_UT, dataset.text_M, key, given)
+
+
+def _with_texts(dataset: Dataset, text_encoder: str, cache: Path, progress: Progress | None, verify: bool) -> Frozen:
+    """Image features that are given, or made from the images' own captions; captions are encoded."""
+
+    def encoded(texts: Sequence[str], encoder: "Encoder") -> tuple[np.ndarray, np.ndarray, str]:
+        """(features of the distinct texts, which of them each text is, the key of the entry)."""
+        distinct, place = np.unique(np.array(texts, dtype=object), return_inverse=True)
+        key = digest("text", distinct.tolist(), encoder.version)[:32]
+
+        def report(done: int, total: int) -> None:
+            if progress is not None:
+                progress(done, total, f"captions, {encoder.name}")
+
+        def fill(tower: "Tower", pool: ThreadPoolExecutor, out_UT: np.ndarray) -> Failed:
+            return _encode_texts(distinct.tolist(), tower, pool, out_UT, report)
+
+        return _entry(cache / f"text-{key}", encoder, len(distinct), fill, verify)[0], place.astype(np.int32), key
+
+    encoder = find_encoder("text", text_encoder)
+    credits, key = [*dataset.credits, encoder.credit], dataset.images_fingerprint
+    if dataset.image_features_NI is not None:
+        image_NI = dataset.image_features_NI
+    else:
+        assert dataset.stand_in is not None
+        maker = find_encoder("text", STAND_IN_ENCODER)
+        _, first = np.unique(dataset.image_M, return_index=True)
+        own_UE, place_N, made = encoded([dataset.captions[row] for row in first.tolist()], maker)
+        image_NI = dataset.stand_in(own_UE[place_N])
+        credits, key = [*credits, maker.credit], f"{key} {made}"
+    rows = len(dataset.captions)
+    text_UT, place, text_key = encoded([*dataset.captions, *dataset.listed], encoder)
+    names = {"image_encoder": dataset.image_source, "text_encoder": encoder.name}
+    names["credits"] = tuple(dict.fromkeys(filter(None, credits)))
+    frozen = _frozen(dataset, image_NI, text_UT, place[:rows], f"{key} {text_key}", names)
+    if dataset.relevance is None:
+        return frozen
+    text_C = place[rows:]
+    graded = digest(frozen.key, dataset.relevance.fingerprint, text_C)[:32]
+    return replace(frozen, key=graded, relevance=dataset.relevance, text_C=text_C)
 
 
 def _frozen(
@@ -344,43 +389,3 @@ def locked(path: Path) -> Iterator[None]:
             log.info("%s: another process is making this, waiting for it", path.stem)
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-@contextmanager
-def progress_on(stream: TextIO) -> Iterator[Progress]:
-    """A progress callback that shows rate and time left: a bar on a terminal, else a line every few seconds."""
-    if not stream.isatty():
-        yield _lines_on(stream)
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bars
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[rate]}"))
-    with Bars(*columns, TimeRemainingColumn(), console=Console(file=stream)) as bars:
-        tasks: dict[str, Any] = {}
-
-        def show(done: int, total: int, what: str) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total, rate="")
-            speed = bars.tasks[bars.task_ids.index(tasks[what])].speed
-            bars.update(tasks[what], completed=done, rate=f"{speed:,.0f}/s" if speed else "")
-
-        yield show
-
-
-def _lines_on(stream: TextIO, every: float = 5.0) -> Progress:
-    started: dict[str, float] = {}
-    said: dict[str, float] = {}
-
-    def show(done: int, total: int, what: str) -> None:
-        now = time.monotonic()
-        first = started.setdefault(what, now)
-        if done < total and now - said.get(what, first) < every:
-            return
-        said[what] = now
-        rate = done / (now - first) if now > first else 0.0
-        end = f"in {now - first:.1f} s" if done >= total else f"{(total - done) / rate:.0f} s left" if rate else ""
-        print(f"{what}: {done:,}/{total:,} ({done / total:.0%}), {rate:,.0f}/s, {end}", file=stream, flush=True)
-
-    return show

@@ -41,6 +41,7 @@ class Recipe:
     lr_schedule: str
     warmup: float
     captions: str
+    relevancy_above: float
     eval_every: int
     seed: int
     clip: float | None = None
@@ -88,11 +89,16 @@ def recipe(
     captions: Annotated[
         str,
         Choice(
-            ("one", "all"),
-            doc="of an image's several captions: one, drawn anew each epoch, or every pair as a sample",
-            source="with 'all', pairs of one image in a batch are never each other's negatives",
+            ("one", "all", "relevant"),
+            doc="one: of an image's own captions, drawn anew each epoch; all: every pair is a sample; relevant: any "
+            "caption of the data whose relevancy is above relevancy_above, drawn anew each epoch",
+            source="with 'all', pairs of one image in a batch are never each other's negatives; 'relevant' needs data "
+            "with graded relevancy and is the recipe of AVION and MM-TS on EPIC-KITCHENS-100",
         ),
     ] = "one",
+    relevancy_above: Annotated[
+        float, Float(0.0, 0.99, doc="captions: relevant draws among captions of higher relevancy", source="AVION: 0.1")
+    ] = 0.1,
     eval_every: Annotated[int, Int(1, 10_000, doc="validation after every so many epochs", unit="epochs")] = 1,
     clip: Annotated[
         float | None,
@@ -109,6 +115,7 @@ def recipe(
         lr_schedule=lr_schedule,
         warmup=warmup,
         captions=captions,
+        relevancy_above=relevancy_above,
         eval_every=eval_every,
         clip=clip,
         seed=seed,

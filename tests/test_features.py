@@ -16,7 +16,8 @@ import pytest
 
 from mmts_ray.data import TRAIN, Dataset, Drops, features, openmoji, table
 from mmts_ray.encoders import ENCODERS, Encoder, Tower
-from mmts_ray.features import default_cache_dir, encode, locked, progress_on
+from mmts_ray.features import default_cache_dir, encode, locked
+from mmts_ray.prepare import progress_on
 
 NAMES = {"image_encoder": "colour", "text_encoder": "letters"}
 

@@ -15,6 +15,8 @@ from mmts_ray.data.drops import Drops
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+    from mmts_ray.data.relevance import Relevance
+
 SPLITS = ("train", "validation", "test")
 TRAIN, VALIDATION, TEST = range(3)
 
@@ -24,7 +26,8 @@ class Dataset:
     """Images, captions and how they pair.
 
     `image(i)` opens picture i in RGB. A data set of ready features has no pictures: it carries `image_features_NI`,
-    `text_features_UT` and `text_M` instead. Images with equal `id_N` are the same thing (never each other's negatives).
+    `text_features_UT` and `text_M` instead, or the image features alone, or `stand_in`, which makes them from the text
+    features of each image's own caption. Images with equal `id_N` are the same thing (never each other's negatives).
     """
 
     name: str
@@ -42,8 +45,12 @@ class Dataset:
     notes: tuple[str, ...] = ()
     credits: tuple[str, ...] = ()  # whom to name when the data are used
     image_features_NI: np.ndarray | None = None
+    image_source: str = "given"  # what image features are that no encoder of ours made
+    stand_in: Callable[[np.ndarray], np.ndarray] | None = None  # (N, E) -> (N, I)
     text_features_UT: np.ndarray | None = None
     text_M: np.ndarray | None = field(default=None)
+    relevance: "Relevance | None" = None  # where captions are right by degrees
+    listed: Sequence[str] = ()  # (C,) captions that all images share, as `relevance` has them
 
     @property
     def dropped(self) -> dict[str, int]:
@@ -54,7 +61,15 @@ class Dataset:
     def fingerprint(self) -> str:
         """Identity of pictures, captions, pairing, split and classes: 64 hex digits."""
         return digest(
-            self.images_fingerprint, self.captions, self.image_M, self.text_M, self.split_N, self.id_N, self.class_N
+            self.images_fingerprint,
+            self.captions,
+            self.image_M,
+            self.text_M,
+            self.split_N,
+            self.id_N,
+            self.class_N,
+            self.listed,
+            self.relevance.fingerprint if self.relevance is not None else None,
         )
 
 

@@ -15,6 +15,7 @@ from mmts_ray.features import Frozen
 from mmts_ray.groups import Groups, cached
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
+BLOCK_KEYS = 256  # keys whose relevancy to every listed caption is looked at together
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,33 @@ class Split:
     pair_image: torch.Tensor  # (M',) into images
     pair_text: torch.Tensor  # (M',) into texts
     rows: np.ndarray  # (M',) caption rows of the data
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Captions that a split's images are ranked against by degrees: R = relevancy_JL[row_N[n], column_C[c]]."""
+
+    texts: torch.Tensor  # (C',) rows of the text features
+    relevancy_JL: np.ndarray
+    row_N: np.ndarray
+    column_C: np.ndarray
+
+
+@dataclass(frozen=True)
+class Relevant:
+    """Which captions a training image may be given: those of its key, as one list of unique captions cut in parts."""
+
+    key_M: np.ndarray  # (M,) which part of the list a caption row draws from
+    start_K: np.ndarray
+    count_K: np.ndarray
+    texts: np.ndarray
+    own_M: np.ndarray  # unique caption of each row, for keys without any
+
+    def draw(self, rows: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """A unique caption for each caption row, every listed one that is relevant being equally likely."""
+        key = self.key_M[rows]
+        place = self.start_K[key] + (rng.random(len(rows)) * self.count_K[key]).astype(np.int64)
+        return np.where(self.count_K[key] > 0, self.texts[np.minimum(place, len(self.texts) - 1)], self.own_M[rows])
 
 
 @dataclass
@@ -86,3 +114,53 @@ class TrainData:
             return Split(**{k: self._tensor(v.astype(np.int64)) for k, v in index.items()}, rows=rows)
 
         return self._once(("split", which), make)
+
+    def relevant(self, above: float) -> Relevant:
+        """What `train.captions: relevant` draws from: listed training captions with a relevancy above the bound."""
+
+        def make() -> Relevant:
+            relevance, text_C = self.frozen.relevance, self.frozen.text_C
+            if relevance is None or text_C is None:
+                data = self.frozen.names.get("data", "the data")
+                raise ValueError(
+                    f"train.captions: relevant needs graded relevancy, which {data} lacks; legal are one, all"
+                )
+            pool_C = np.flatnonzero(relevance.split_C == TRAIN)
+            keys, key_N = np.unique(relevance.key_N, return_inverse=True)
+            in_training = np.unique(key_N[self.frozen.split_N == TRAIN])
+            others, column_C = np.unique(relevance.key_C[pool_C], return_inverse=True)
+            count_K = np.zeros(len(keys), dtype=np.int64)
+            parts = []
+            for first in range(0, len(in_training), BLOCK_KEYS):  # all keys by all captions at once would be gigabytes
+                block = in_training[first : first + BLOCK_KEYS]
+                chosen_bC = (relevance.between(keys[block], others) > above)[:, column_C]
+                count_K[block] = chosen_bC.sum(1)
+                parts.append(text_C[pool_C[np.nonzero(chosen_bC)[1]]])
+            start_K = np.cumsum(count_K) - count_K
+            key_M = key_N[self.frozen.image_M]
+            texts = np.concatenate(parts) if parts else np.zeros(0, np.int32)
+            if not len(texts):
+                raise ValueError(
+                    f"train.relevancy_above: no listed caption is more relevant than {above:g} to any image"
+                )
+            return Relevant(key_M, start_K, count_K, texts, self.frozen.text_M)
+
+        return self._once(("relevant", above), make)
+
+    def gallery(self, which: int) -> Gallery | None:
+        """The listed captions of a split that are fully relevant to one of its images; None without relevancy."""
+
+        def make() -> Gallery | None:
+            relevance, text_C = self.frozen.relevance, self.frozen.text_C
+            if relevance is None or text_C is None:
+                return None
+            listed = np.flatnonzero(relevance.split_C == which)
+            left, row_N = np.unique(relevance.key_N[self.split(which).images.cpu().numpy()], return_inverse=True)
+            right, column = np.unique(relevance.key_C[listed], return_inverse=True)
+            relevancy_JL = relevance.between(left, right)
+            kept = np.flatnonzero((relevancy_JL == 1).any(0)[column])
+            if not len(kept):
+                return None
+            return Gallery(self._tensor(text_C[listed[kept]].astype(np.int64)), relevancy_JL, row_N, column[kept])
+
+        return self._once(("gallery", which), make)

@@ -6,7 +6,7 @@ Shapes: N images, M caption rows (image-caption pairs), U unique captions, B bat
 import inspect
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from mmts_ray.config import TrialConfig
 from mmts_ray.groups import Groups
 from mmts_ray.losses import SCHEDULED, STATE, advance
-from mmts_ray.metrics import TERCILES, evaluate, probe_accuracy, ranks
+from mmts_ray.metrics import TERCILES, evaluate, multi_instance, probe_accuracy, ranks
 from mmts_ray.recipe import Recipe, stream
 from mmts_ray.schedules import Schedule
 from mmts_ray.train.data import TRAIN, Split, TrainData
@@ -26,6 +26,13 @@ def schedule_of(config: TrialConfig, total_steps: int, groups: Groups | None) ->
     """The trial's schedule over its whole run; without groups, every sample is in one group."""
     size_M, sizes_G = (groups.size_M, groups.sizes_G) if groups else (np.ones(1, int), np.ones(1, int))
     return config.function("schedule")(total_steps, size_M, sizes_G, **config.kwargs("schedule"))
+
+
+class Batch(NamedTuple):
+    """Samples of one step: the caption row that each stands for (its image, group, id), and the caption it learns."""
+
+    rows_B: torch.Tensor
+    text_B: torch.Tensor  # into the unique captions; another than the row's own when any relevant caption will do
 
 
 class Pairs:
@@ -83,44 +90,52 @@ class Pairs:
         # what the objective knows about every image and caption; it moves with the steps
         fresh = STATE.get(config.name("loss"))
         self.remembered = fresh(len(self.image_NI), len(self.text_UT), data.device) if fresh else {}
-        self.teachers: list[tuple[torch.Tensor, torch.Tensor]] = []  # rows, and which of them a caption row needs
+        self.teachers: list[tuple[torch.Tensor, str]] = []  # rows, of images or of captions
         thresholds = (self.objective_kwargs.get(f"filter_threshold{of}") for of in ("", "_image"))
         if self.objective_kwargs.get("angular_margin") or any(t is not None for t in thresholds):
             soft_labels = self.objective_kwargs["soft_labels"]
-            index = {"image": self.image_M, "text": self.text_M}
-            kinds = (soft_labels,) if soft_labels in index else ("image", "text")
-            self.teachers = [(data.teacher(kind), index[kind]) for kind in kinds]
+            kinds = (soft_labels,) if soft_labels in ("image", "text") else ("image", "text")
+            self.teachers = [(data.teacher(kind), kind) for kind in kinds]
 
     def set_lr(self, lr: float) -> None:
         for group in self.optimiser.param_groups:
             group["lr"] = lr
 
-    def batches(self, epoch: int) -> Iterator[torch.Tensor]:
-        """Caption rows of each batch of an epoch, the same for every configuration with this seed and batch size."""
+    def batches(self, epoch: int) -> Iterator[Batch]:
+        """The batches of an epoch, the same for every configuration with this seed and batch size."""
         split, recipe = self.data.split(TRAIN), self.recipe
         rows = split.rows
-        if recipe.captions == "one" and len(rows) > len(split.images):
+        draw = stream(recipe.seed, "captions", epoch)
+        if recipe.captions != "all" and len(rows) > len(split.images):
             # a random caption per image: sort by (image, noise), take the first row of each image
-            noise = stream(recipe.seed, "captions", epoch).random(len(rows))
+            noise = draw.random(len(rows))
             pair_image = split.pair_image.cpu().numpy()
             ordered = np.lexsort((noise, pair_image))
             first = np.flatnonzero(np.diff(pair_image[ordered], prepend=-1))
             rows = rows[ordered[first]]
-        order = rows[stream(recipe.seed, "order", epoch).permutation(len(rows))]
-        order_N = torch.from_numpy(order.astype(np.int64)).to(self.data.device)
-        for number in range(recipe.steps_per_epoch(len(order))):
-            yield order_N[number * recipe.batch_size : (number + 1) * recipe.batch_size]
+        order = stream(recipe.seed, "order", epoch).permutation(len(rows))
+        rows_N = self._on_device(rows[order])
+        if recipe.captions == "relevant":
+            text_N = self._on_device(self.data.relevant(recipe.relevancy_above).draw(rows, draw)[order])
+        else:
+            text_N = self.text_M[rows_N]
+        for number in range(recipe.steps_per_epoch(len(rows_N))):
+            part = slice(number * recipe.batch_size, (number + 1) * recipe.batch_size)
+            yield Batch(rows_N[part], text_N[part])
+
+    def _on_device(self, index: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(index.astype(np.int64)).to(self.data.device)
 
     def update(
-        self, rows_B: torch.Tensor, step: int, dropout: torch.Generator, mix: torch.Generator, *, with_stats: bool
+        self, batch: Batch, step: int, dropout: torch.Generator, mix: torch.Generator, *, with_stats: bool
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """One optimiser step on the caption rows of the whole batch; returns the detached loss and its statistics."""
-        shard = share_of(len(rows_B), self.group)
-        rows_B = rows_B[shard.own]
+        """One optimiser step on the whole batch; returns the detached loss and its statistics."""
+        shard = share_of(len(batch.rows_B), self.group)
+        rows_B, text_B = (part_B[shard.own] for part_B in batch)
         image_B = self.image_M[rows_B]
         # index_select: three times as fast as indexing with a tensor
         image_BD = self.model.image(self.image_NI.index_select(0, image_B), dropout, shard)
-        text_BD = self.model.text(self.text_UT.index_select(0, self.text_M[rows_B]), dropout, shard)
+        text_BD = self.model.text(self.text_UT.index_select(0, text_B), dropout, shard)
         value: Any
         kwargs: dict[str, Any] = dict(self.objective_kwargs)
         if self.group is not None:
@@ -138,10 +153,10 @@ class Pairs:
         if self.takes_generator:
             kwargs["generator"] = mix
         if self.teachers:
-            rows = tuple(teacher[index[rows_B]] for teacher, index in self.teachers)
+            rows = tuple(teacher[image_B if kind == "image" else text_B] for teacher, kind in self.teachers)
             kwargs["teacher_BE"] = rows if len(rows) > 1 else rows[0]
         if self.remembered:
-            kwargs |= {"state": self.remembered, "image_B": image_B, "text_B": self.text_M[rows_B]}
+            kwargs |= {"state": self.remembered, "image_B": image_B, "text_B": text_B}
         out = self.objective(image_BD, text_BD, with_stats=with_stats, **kwargs)
         out.loss.backward()
         if self.group is not None:
@@ -198,15 +213,28 @@ class Pairs:
         if len(split.images) < 2:
             return {}
         image_ND, text_UD = self._embedded(split)
+        groups = self._eval_groups()
         out = evaluate(
             image_ND,
             text_UD,
             split.pair_image,
             split.pair_text,
-            tercile_P=self._terciles(split),
+            tercile_P=groups.tercile_M[split.rows],
             final=final,
             seed=self.recipe.seed,
         )
+        gallery = self.data.gallery(which)
+        if gallery is not None:
+            first_N = split.rows[np.unique(split.pair_image.cpu().numpy(), return_index=True)[1]]
+            out |= multi_instance(
+                image_ND,
+                self.model.text(self.text_UT[gallery.texts]),
+                gallery.relevancy_JL,
+                gallery.row_N,
+                gallery.column_C,
+                size_N=groups.size_M[first_N],
+                tercile_N=groups.tercile_M[first_N],
+            )
         if final and self.config.kwargs("eval")["probe"]:
             out["probe_accuracy"] = self._probe(split, image_ND)
         return out
@@ -232,7 +260,7 @@ class Pairs:
             return {}
         with torch.no_grad():
             i2t_N = ranks(*self._embedded(split), split.pair_image, split.pair_text)
-        pair_image, tercile_P = split.pair_image.cpu().numpy(), self._terciles(split)
+        pair_image, tercile_P = split.pair_image.cpu().numpy(), self._eval_groups().tercile_M[split.rows]
         out = {"image": split.images.cpu().numpy().astype(np.int32), "i2t": i2t_N.cpu().numpy().astype(np.int32)}
         for place, name in enumerate(TERCILES):
             out[name] = np.zeros(len(i2t_N), dtype=bool)
@@ -244,10 +272,9 @@ class Pairs:
         self.model.eval()
         return self.model.image(self.image_NI[split.images]), self.model.text(self.text_UT[split.texts])
 
-    def _terciles(self, split: Split) -> np.ndarray:
-        """Tail, middle or head of each pair, by one fixed grouping, so that trials that search `groups.*` compare."""
-        groups = self.data.groups(*self.config.function("eval")(**self.config.kwargs("eval")))
-        return groups.tercile_M[split.rows]
+    def _eval_groups(self) -> Groups:
+        """One fixed grouping for head, middle and tail, so that trials that search `groups.*` compare."""
+        return self.data.groups(*self.config.function("eval")(**self.config.kwargs("eval")))
 
     def finite(self) -> bool:
         """Whether every parameter is a finite number."""
