@@ -138,18 +138,19 @@ def _with_texts(dataset: Dataset, text_encoder: str, cache: Path, progress: Prog
         return _entry(cache / f"text-{key}", encoder, len(distinct), fill, verify)[0], place.astype(np.int32), key
 
     encoder = find_encoder("text", text_encoder)
+    rows = len(dataset.captions)
+    text_UT, place, text_key = encoded([*dataset.captions, *dataset.listed], encoder)
     credits, key = [*dataset.credits, encoder.credit], dataset.images_fingerprint
     if dataset.image_features_NI is not None:
         image_NI = dataset.image_features_NI
     else:
         assert dataset.stand_in is not None
         maker = find_encoder("text", STAND_IN_ENCODER)
-        _, first = np.unique(dataset.image_M, return_index=True)
-        own_UE, place_N, made = encoded([dataset.captions[row] for row in first.tolist()], maker)
-        image_NI = dataset.stand_in(own_UE[place_N])
-        credits, key = [*credits, maker.credit], f"{key} {made}"
-    rows = len(dataset.captions)
-    text_UT, place, text_key = encoded([*dataset.captions, *dataset.listed], encoder)
+        own_UE, own_M = text_UT, place[:rows]
+        if maker.version != encoder.version:
+            own_UE, own_M, made = encoded(dataset.captions, maker)
+            credits, key = [*credits, maker.credit], f"{key} {made}"
+        image_NI = dataset.stand_in(own_UE[own_M[np.unique(dataset.image_M, return_index=True)[1]]])
     names = {"image_encoder": dataset.image_source, "text_encoder": encoder.name}
     names["credits"] = tuple(dict.fromkeys(filter(None, credits)))
     frozen = _frozen(dataset, image_NI, text_UT, place[:rows], f"{key} {text_key}", names)

@@ -39,8 +39,8 @@ def test_a_parameter_has_a_meaning_and_a_legal_default(path, parameter):
 def test_what_lies_outside_the_declaration_is_refused_with_path_and_legal_set(path, parameter):
     section, name = path.split(".")
     chosen = {f"{section}.name": name} if name else {}
-    if (section, name) in (("data", "table"), ("data", "features")):
-        chosen["data.path"] = "somewhere"
+    needed = [p.name for p in declared(FUNCTIONS[path]).values() if p.default is REQUIRED]
+    chosen |= {f"{section}.{n}": "somewhere" for n in needed if section == "data"}
     full = f"{section}.{parameter.name}"
     outside = {Float: ["text", True, float("nan")], Int: ["text", True, 1.5], Choice: ["no such choice"], Text: [3]}
     values = list(outside[type(parameter.domain)])

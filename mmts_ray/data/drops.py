@@ -1,6 +1,7 @@
 """What a data set leaves out: every dropped row with its number and reason, and when that is too much."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 SHOWN = 10  # row numbers named in a message
@@ -50,6 +51,19 @@ class Drops:
         """One line that says what was dropped, or nothing."""
         dropped = len({row for row, _, _ in self.rows})
         return (f"{self.source}: {dropped} of {self.total} rows dropped: {self._by_reason()}",) if dropped else ()
+
+    @staticmethod
+    def joined(source: str, parts: "Sequence[Drops]") -> "Drops":
+        """The drops of several files as of one; rows are counted on through the files, each named with its own."""
+        rows, total = [], 0
+        for part in parts:
+            rows += [
+                (total + row, reason, f"{part.source} row {row}{f', {detail}' if detail else ''}")
+                for row, reason, detail in part.rows
+            ]
+            total += part.total
+        first = parts[0]
+        return Drops(source=source, total=total, strict=first.strict, max_dropped=first.max_dropped, rows=rows)
 
     def _by_reason(self) -> str:
         parts = []

@@ -36,7 +36,7 @@ def precision_and_gain(
     """
     import torch
 
-    query_QD, gallery_GD = torch.as_tensor(query_QD), torch.as_tensor(gallery_GD)
+    query_QD, gallery_GD = (torch.as_tensor(rows).detach() for rows in (query_QD, gallery_GD))
     row_Q, column_G = _numpy(row_Q), _numpy(column_G)
     values_V, level_JL = np.unique(relevancy_JL, return_inverse=True)
     level_JL = level_JL.reshape(relevancy_JL.shape)
