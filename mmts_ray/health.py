@@ -34,7 +34,9 @@ def health(frozen: Frozen, *, source: str, kwargs: Mapping[str, Any], cache_dir:
     image_M, text_M = frozen.image_M[rows], frozen.text_M[rows]
     images = np.unique(image_M)
     look_N = np.zeros(len(frozen.image_NI), dtype=np.int64)
-    look_N[images] = _same_rows(np.asarray(frozen.image_NI)[images])
+    # without features, every image is taken to look like no other
+    seen = frozen.image_NI.shape[1] > 0
+    look_N[images] = _same_rows(np.asarray(frozen.image_NI)[images]) if seen else np.arange(len(images))
     look_M, say_M, id_M = look_N[image_M], text_M.astype(np.int64), frozen.id_N[image_M].astype(np.int64)
     either = _chance(image_M, look_M) + _chance(image_M, say_M) - _chance(image_M, look_M, say_M)
     known = _chance(image_M, look_M, id_M) + _chance(image_M, say_M, id_M) - _chance(image_M, look_M, say_M, id_M)
@@ -62,6 +64,9 @@ def _similarities(frozen: Frozen, rows: np.ndarray) -> dict[str, Any]:
     id_N = frozen.id_N[images]
     other = id_N[:, None] != id_N[None, :]
     features = {"captions": frozen.text_UT[frozen.text_M[rows[first]]], "images": frozen.image_NI[images]}
+    if not features["captions"].shape[1]:
+        return {}
+    features = {what: raw for what, raw in features.items() if raw.shape[1]}
     out: dict[str, Any] = {"images_compared": len(images)}
     for what, raw in features.items():
         unit = np.asarray(raw, dtype=np.float32)

@@ -1,11 +1,14 @@
 """Two-tower models, declared here and built in `towers` (which imports torch)."""
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
 
 from mmts_ray.space import Choice, Float, Int, Text
 
 if TYPE_CHECKING:
+    from mmts_ray.encoders import Inputs
     from mmts_ray.towers import Heads
+    from mmts_ray.towers.clip import Clip
 
 
 def frozen_heads(
@@ -46,4 +49,113 @@ def frozen_heads(
     )
 
 
-MODELS = {"frozen_heads": frozen_heads}
+def open_clip(
+    pixels: int,
+    context_length: int,
+    seed: int,
+    *,
+    weights: Annotated[
+        str,
+        Text(
+            path=True,
+            doc="what training starts from: open_clip:MODEL (random), open_clip:MODEL/TAG or /FILE, a CONFIG.json "
+            "(random), CONFIG.json/FILE, a folder that export wrote, efficientnet-lite0+minilm-l6 (packaged)",
+        ),
+    ] = "efficientnet-lite0+minilm-l6",
+    image_blocks: Annotated[
+        int | None,
+        Int(
+            0,
+            1000,
+            doc="how many of the image tower's last blocks are trained, with the final norm; 0 locks it",
+            none="all of the tower",
+        ),
+    ] = None,
+    text_blocks: Annotated[
+        int | None,
+        Int(
+            0,
+            1000,
+            doc="how many of the text tower's last blocks are trained, with the final norm; 0 locks it",
+            none="all of the tower",
+        ),
+    ] = None,
+    image_projection: Annotated[
+        bool, Choice((True, False), doc="train the image tower's projection into the joint space, whatever its blocks")
+    ] = True,
+    text_projection: Annotated[
+        bool, Choice((True, False), doc="train the text tower's projection into the joint space, whatever its blocks")
+    ] = True,
+    batch_norm: Annotated[
+        str,
+        Choice(
+            ("batch", "stored"),
+            doc="statistics of a trained BatchNorm: of the batch (one worker, no chunks), or those it was loaded with",
+        ),
+    ] = "batch",
+    crop: Annotated[
+        float,
+        Float(
+            0.05, 1.0, doc="smallest share of a training picture's area that a random crop keeps", source="open_clip"
+        ),
+    ] = 0.9,
+    precision: Annotated[
+        str,
+        Choice(
+            ("bfloat16", "float32"),
+            doc="of the towers' products on a GPU; parameters and the loss are float32, and so is all on a CPU",
+        ),
+    ] = "bfloat16",
+    chunk: Annotated[
+        int | None,
+        Int(
+            1,
+            65_536,
+            log=True,
+            doc="pairs whose activations are held at once; the loss stays that of the whole batch",
+            unit="pairs",
+            source="arXiv:2101.06983",
+            none="the whole batch",
+        ),
+    ] = None,
+    prompts: Annotated[
+        str, Text(doc="templates of the zero-shot classification, divided by |, {} is the class")
+    ] = "a picture of {}",
+    image_encoder: Annotated[
+        str, Text(path=True, doc="frozen image encoder for image clusters and teachers, as in frozen_heads; or none")
+    ] = "none",
+    text_encoder: Annotated[
+        str, Text(path=True, doc="frozen text encoder for caption clusters and teachers, as in frozen_heads; or none")
+    ] = "minilm-l6",
+) -> "Clip":
+    """The two towers of an open_clip model, trained on pictures and captions, in full or in part.
+
+    u = normalise(image tower(x)), w = normalise(text tower(y)); x (B, 3 S S) bytes, y (B, L) token ids -> unit rows
+    (B, D). Temperatures are the schedule's: `logit_scale` is not trained. Dropout inside the towers is off. ValueError
+    when the weights do not fit the model exactly.
+    """
+    from mmts_ray.towers.clip import Clip
+    from mmts_ray.towers.weights import find
+
+    return Clip(
+        find(weights),
+        seed,
+        crop=crop,
+        batch_norm=batch_norm,
+        precision=precision,
+        image_blocks=image_blocks,
+        text_blocks=text_blocks,
+        image_projection=image_projection,
+        text_projection=text_projection,
+    )
+
+
+def open_clip_inputs(*, weights: str, prompts: str, **rest: object) -> "Inputs":
+    """What `open_clip` reads, from the `model.*` part of what decides inputs."""
+    from mmts_ray.towers.pack import inputs
+
+    return inputs(weights, prompts)
+
+
+MODELS: dict[str, Callable[..., Any]] = {"frozen_heads": frozen_heads, "open_clip": open_clip}
+INPUTS: dict[str, Callable[..., Any]] = {"open_clip": open_clip_inputs}  # models that read more than features

@@ -89,7 +89,7 @@ def _entry(item: Any, study: StudyConfig, known: Rows) -> tuple[str, str, TrialC
     base = _start(item.get("from"), study, known)
     config = replace(study, fixed=tuple(base.items())).trial_config(dict(changes or {}))
     flat = config.flat()
-    moved = next((k for k in flat if k.startswith(ENCODING) and flat[k] != study.encoding[k]), None)
+    moved = next((k for k in flat if k.startswith(ENCODING) and flat[k] != study.encoding.get(k)), None)
     if moved is not None:
         raise ValueError(f"{moved}: one study has one set of features; make a second study")
     return name, kind, config, [int(seed) for seed in seeds]

@@ -3,24 +3,29 @@
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
 from mmts_ray.data import DATASETS
 from mmts_ray.features import Frozen, Progress, encode
+from mmts_ray.models import INPUTS
 
 
 def features(encoding: Mapping[str, Any], *, cache_dir: Path, quiet: bool = False) -> Frozen:
     """The frozen features of a study, from the cache when they are there; progress with rate and ETA on stderr."""
     name = encoding["data.name"]
     kwargs = {k.removeprefix("data."): v for k, v in encoding.items() if k.startswith("data.") and k != "data.name"}
-    encoders = {k: encoding[f"model.{k}"] for k in ("image_encoder", "text_encoder")}
+    model = {k.removeprefix("model."): v for k, v in encoding.items() if k.startswith("model.")}
+    given = {k: model[k] for k in ("image_encoder", "text_encoder")}
+    inputs = INPUTS[model["name"]](**model) if model["name"] in INPUTS else None
     dataset = DATASETS[name](**kwargs)
+    with nullcontext() if quiet else progress_on(sys.stderr) as progress:
+        frozen = encode(dataset, **given, inputs=inputs, cache_dir=cache_dir, progress=progress)
+    frozen = replace(frozen, encoding=dict(encoding))
     if quiet:
-        return encode(dataset, **encoders, cache_dir=cache_dir)
-    with progress_on(sys.stderr) as progress:
-        frozen = encode(dataset, **encoders, cache_dir=cache_dir, progress=progress)
+        return frozen
     for reason, count in frozen.names["dropped"].items():
         print(f"dropped {count} rows: {reason}", file=sys.stderr)
     return frozen

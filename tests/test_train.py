@@ -305,7 +305,7 @@ def test_the_learning_rate_warms_up_and_follows_its_schedule():
 
 @pytest.mark.parametrize("onednn", [True, False])
 def test_linear_and_its_gradients_are_those_of_torch_whichever_library_multiplies(onednn, monkeypatch):
-    from mmts_ray import towers
+    from mmts_ray.towers import heads as towers
 
     if onednn and not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         pytest.skip("this torch has no oneDNN product")

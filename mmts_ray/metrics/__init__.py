@@ -15,6 +15,7 @@ from mmts_ray.metrics.paired import (
     ranks,
     retrieval,
     uniformity,
+    zeroshot_top1,
 )
 from mmts_ray.space import Choice, Int
 
@@ -36,6 +37,7 @@ __all__ = [
     "retrieval",
     "thirds",
     "uniformity",
+    "zeroshot_top1",
 ]
 
 
@@ -76,6 +78,7 @@ METRICS: dict[str, str] = {
     "modality_distance": "min",
     "modality_accuracy": "min",
     "probe_accuracy": "max",
+    "zeroshot_top1": "max",
     "alignment": "min",
     "uniformity": "min",
     **{f"{tercile}_r{k}": "max" for tercile in TERCILES for k in CUTOFFS},

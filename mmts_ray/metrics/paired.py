@@ -215,6 +215,21 @@ def probe_accuracy(
     return float(probe.score(held_ND, held_class_N))
 
 
+def zeroshot_top1(image_ND: "Rows", prompts_CPD: "Rows", class_N: "Rows") -> float:
+    """Share of images whose own class is the most similar one, in [0, 1].
+
+    A class is the unit mean of the unit embeddings of its P prompts; ties count against the model. NaN without images.
+    Reference: the zero-shot classification of arXiv:2103.00020.
+    """
+    import torch
+
+    image_ND, prompts_CPD = torch.as_tensor(image_ND), torch.as_tensor(prompts_CPD)
+    class_CD = torch.nn.functional.normalize(prompts_CPD.mean(1), dim=1)
+    class_N = torch.as_tensor(class_N).long().to(image_ND.device)
+    rank_N = _ranks_of(image_ND @ class_CD.T, torch.arange(len(class_N), device=image_ND.device), class_N)
+    return _mean((rank_N == 0).cpu().numpy())
+
+
 def evaluate(
     image_ND: "Rows",
     text_UD: "Rows",

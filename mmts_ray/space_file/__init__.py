@@ -224,7 +224,7 @@ def _check_study(study: StudyConfig) -> None:
             raise ValueError(
                 f"{str(problem).partition(': ')[0]}: (baseline {name!r}) {str(problem).partition(': ')[2]}"
             ) from None
-        changed = [k for k, v in config.items if k.startswith(ENCODING) and study.encoding[k] != v]
+        changed = [k for k, v in config.items if k.startswith(ENCODING) and study.encoding.get(k) != v]
         if changed:
             raise ValueError(
                 f"{changed[0]}: (baseline {name!r}) one study has one set of features; make a second study"

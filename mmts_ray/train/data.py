@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmts_ray.features import Frozen
+from mmts_ray import prepare
+from mmts_ray.features import Frozen, default_cache_dir
 from mmts_ray.groups import Groups, cached
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -56,6 +57,26 @@ class Relevant:
         return np.where(self.count_K[key] > 0, self.texts[np.minimum(place, len(self.texts) - 1)], self.own_M[rows])
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Rows of an array that stays in its file; those that were dropped from the data are passed over."""
+
+    array: np.ndarray
+    rows_N: np.ndarray | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self), self.array.shape[1]
+
+    def __len__(self) -> int:
+        return len(self.array) if self.rows_N is None else len(self.rows_N)
+
+    def take(self, index: torch.Tensor) -> torch.Tensor:
+        """The rows of an index, on its device."""
+        own = index.cpu().numpy()
+        return torch.from_numpy(self.array[own if self.rows_N is None else self.rows_N[own]]).to(index.device)
+
+
 @dataclass
 class TrainData:
     """Features on a device and what is derived from them once: standardised images, groups, splits."""
@@ -91,11 +112,37 @@ class TrainData:
         """Text features of the unique captions (U, T)."""
         return self._once("texts", lambda: self._tensor(self.frozen.text_UT))
 
+    def inputs(self) -> tuple[Rows, Rows]:
+        """Rows of pixels (N, 3 S S), uint8, and of token ids (U, L), int32, for a model that is trained on them.
+
+        They lie in files of the cache, which all processes of a machine share; where they are missing, as on a machine
+        that joins a cluster, they are made anew from the data. ValueError when that gives others.
+        """
+
+        def make() -> tuple[Rows, Rows]:
+            if self.frozen.inputs is None:
+                raise ValueError("model.name: this model reads pictures, and these data are features only")
+            folder = self.cache_dir if self.cache_dir is not None else default_cache_dir()
+            found = [kept.open(folder) for kept in self.frozen.inputs]
+            if any(array is None for array in found):
+                again = prepare.features(self.frozen.encoding, cache_dir=folder, quiet=True)
+                if again.key != self.frozen.key:
+                    raise ValueError(f"data: here they are others (key {again.key}) than the study's {self.frozen.key}")
+                found = [kept.open(folder) for kept in self.frozen.inputs]
+            pixels, tokens = (
+                Rows(array, kept.rows_N) for array, kept in zip(found, self.frozen.inputs) if array is not None
+            )
+            return pixels, tokens
+
+        return self._once("inputs", make)
+
     def teacher(self, kind: str) -> torch.Tensor:
         """Unit rows of the frozen encoder that gives soft labels: text (U, T) or image (N, I)."""
 
         def make() -> torch.Tensor:
             features = self.texts() if kind == "text" else self.images(standardise=False)
+            if not features.shape[1]:
+                raise ValueError(f"loss.soft_labels: {kind} needs features, and model.{kind}_encoder is none")
             return torch.nn.functional.normalize(features, dim=1)
 
         return self._once(("teacher", kind), make)

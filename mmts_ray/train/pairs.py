@@ -5,7 +5,8 @@ Shapes: N images, M caption rows (image-caption pairs), U unique captions, B bat
 
 import inspect
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,8 @@ import torch.distributed as dist
 
 from mmts_ray.config import TrialConfig
 from mmts_ray.groups import Groups
-from mmts_ray.losses import SCHEDULED, STATE, advance
+from mmts_ray.kernels import Shard
+from mmts_ray.losses import SCHEDULED, STATE, LossOut, advance
 from mmts_ray.metrics import TERCILES, evaluate, multi_instance, probe_accuracy, ranks
 from mmts_ray.recipe import Recipe, stream
 from mmts_ray.schedules import Schedule
@@ -57,8 +59,7 @@ class Pairs:
         schedule = schedule_of(config, self.steps_per_epoch * recipe.epochs, groups)
         self.schedule = schedule
         model = config.kwargs("model")
-        self.image_NI = data.images(standardise=model["standardise"])
-        self.text_UT = data.texts()
+        self.image_NI, self.text_UT = self._inputs()
         dims = (self.image_NI.shape[1], self.text_UT.shape[1])
         self.model = config.function("model")(*dims, recipe.seed, **model).to(data.device)
         self.objective = config.function("loss")
@@ -67,7 +68,7 @@ class Pairs:
         accepted = inspect.signature(self.objective).parameters
         self.image_M = torch.from_numpy(data.frozen.image_M.astype(np.int64)).to(data.device)
         self.text_M = torch.from_numpy(data.frozen.text_M.astype(np.int64)).to(data.device)
-        self.parameters = list(self.model.parameters())
+        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.learned: dict[str, torch.nn.Parameter] = {}
         if schedule.learnable:
             start = torch.tensor(math.log(schedule.base(0)), device=data.device)
@@ -96,6 +97,10 @@ class Pairs:
             soft_labels = self.objective_kwargs["soft_labels"]
             kinds = (soft_labels,) if soft_labels in ("image", "text") else ("image", "text")
             self.teachers = [(data.teacher(kind), kind) for kind in kinds]
+
+    def _inputs(self) -> tuple[Any, Any]:
+        """What the model reads, a row per image and per unique caption."""
+        return self.data.images(standardise=self.config.kwargs("model")["standardise"]), self.data.texts()
 
     def set_lr(self, lr: float) -> None:
         for group in self.optimiser.param_groups:
@@ -133,9 +138,6 @@ class Pairs:
         shard = share_of(len(batch.rows_B), self.group)
         rows_B, text_B = (part_B[shard.own] for part_B in batch)
         image_B = self.image_M[rows_B]
-        # index_select: three times as fast as indexing with a tensor
-        image_BD = self.model.image(self.image_NI.index_select(0, image_B), dropout, shard)
-        text_BD = self.model.text(self.text_UT.index_select(0, text_B), dropout, shard)
         value: Any
         kwargs: dict[str, Any] = dict(self.objective_kwargs)
         if self.group is not None:
@@ -157,11 +159,11 @@ class Pairs:
             kwargs["teacher_BE"] = rows if len(rows) > 1 else rows[0]
         if self.remembered:
             kwargs |= {"state": self.remembered, "image_B": image_B, "text_B": text_B}
-        out = self.objective(image_BD, text_BD, with_stats=with_stats, **kwargs)
-        out.loss.backward()
+        objective = partial(self.objective, with_stats=with_stats, **kwargs)
+        out = self._backward(image_B, text_B, dropout, shard, objective)
         if self.group is not None:
             mean_gradients(self.parameters, self.group)
-        stats = dict(out.stats)
+        stats: dict[str, Any] = dict(out.stats)
         if with_stats:
             gradients = [p.grad for p in self.parameters if p.grad is not None]
             stats["gradient_norm"] = torch.nn.utils.get_total_norm(gradients)
@@ -175,6 +177,22 @@ class Pairs:
             low, high = math.log(self.schedule.low), math.log(self.schedule.high)
             self.learned["log_temperature"].data.clamp_(low, high)
         return out.loss.detach(), stats
+
+    def _backward(
+        self,
+        image_B: torch.Tensor,
+        text_B: torch.Tensor,
+        dropout: torch.Generator,
+        shard: Shard,
+        objective: Callable[..., LossOut],
+    ) -> LossOut:
+        """The objective of this worker's rows, with its gradients."""
+        # index_select: three times as fast as indexing with a tensor
+        image_BD = self.model.image(self.image_NI.index_select(0, image_B), dropout, shard)
+        text_BD = self.model.text(self.text_UT.index_select(0, text_B), dropout, shard)
+        out = objective(image_BD, text_BD)
+        out.loss.backward()
+        return out
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
         """A checkpoint: tensors and plain values only, so that it loads with `weights_only`."""
@@ -244,8 +262,7 @@ class Pairs:
         class_N, training = self.data.frozen.class_N, self.data.split(TRAIN)
         if class_N is None:
             raise ValueError(f"eval.probe: needs classes, which {self.data.frozen.names['data']} lacks; legal is false")
-        with torch.no_grad():
-            train_ND = self.model.image(self.image_NI[training.images])
+        train_ND = self._images(training.images)
         classes = (class_N[part.images.cpu().numpy()] for part in (training, split))
         return probe_accuracy(train_ND, next(classes), image_ND, next(classes))
 
@@ -271,6 +288,11 @@ class Pairs:
         """Unit rows of a split's images and unique captions."""
         self.model.eval()
         return self.model.image(self.image_NI[split.images]), self.model.text(self.text_UT[split.texts])
+
+    def _images(self, images: torch.Tensor) -> torch.Tensor:
+        """Unit rows of images, by their rows of the data."""
+        with torch.no_grad():
+            return self.model.image(self.image_NI[images])
 
     def _eval_groups(self) -> Groups:
         """One fixed grouping for head, middle and tail, so that trials that search `groups.*` compare."""

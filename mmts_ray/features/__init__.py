@@ -6,13 +6,9 @@ covers what went in (pictures or captions) and the encoder's weights, so that no
 Shapes: N images, M caption rows (pairs), U unique captions, I and T feature dimensions.
 """
 
-import json
-import logging
 import os
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -22,20 +18,18 @@ import numpy as np
 
 from mmts_ray.data.dataset import Dataset, digest
 from mmts_ray.data.relevance import Relevance
-from mmts_ray.encoders import BATCHES_AT_ONCE, encoding_pool, file_hash, find_encoder
+from mmts_ray.encoders import BATCHES_AT_ONCE, NONE, find_encoder
+from mmts_ray.features.cache import Failed, Kept, entry, locked, sync
 
 if TYPE_CHECKING:
-    from mmts_ray.encoders import Encoder, Tower
+    from mmts_ray.encoders import Encoder, Inputs, Tower
 
-SCHEMA = 1
-ARRAY, MANIFEST = "features.npy", "manifest.json"
+__all__ = ["Failed", "Frozen", "Kept", "Progress", "default_cache_dir", "encode", "locked", "sync"]
+
 STAND_IN_ENCODER = "minilm-l6"  # text encoder that stand-in image features are made with
 UNDECODABLE = "image cannot be decoded"
-log = logging.getLogger(__name__)
 
 Progress = Callable[[int, int, str], None]  # done, total, what
-Failed = dict[int, str]  # picture -> why it has no features
-Fill = Callable[["Tower", ThreadPoolExecutor, np.ndarray], Failed]
 
 
 @dataclass(frozen=True)
@@ -54,6 +48,9 @@ class Frozen:
     names: dict[str, Any] = field(default_factory=dict)  # data, image_encoder, text_encoder, classes, dropped
     relevance: Relevance | None = None  # of images and listed captions, where captions are right by degrees
     text_C: np.ndarray | None = None  # int32: unique caption of each listed caption
+    inputs: tuple[Kept, Kept] | None = None  # of a model that reads pictures and captions: (N, ...) and (U, ...)
+    prompts_CPL: np.ndarray | None = None  # int32: the class names in templates, for zero-shot classification
+    encoding: dict[str, Any] = field(default_factory=dict)  # what `prepare.features` made this from
 
 
 def default_cache_dir() -> Path:
@@ -66,6 +63,7 @@ def encode(
     *,
     image_encoder: str,
     text_encoder: str,
+    inputs: "Inputs | None" = None,
     cache_dir: str | Path | None = None,
     progress: Progress | None = None,
     verify: bool = False,
@@ -73,42 +71,72 @@ def encode(
     """Features of a data set, from the cache if they are there; `verify` also checks their SHA-256.
 
     A picture that cannot be decoded is dropped with its captions, counted by row, and held against the data set's
-    `strict` and `max_dropped`. A data set of ready features needs no encoder. Of processes that want the same entry at
-    once, one makes it and the others wait. Raises ValueError, one line: unknown encoder, no network for its weights,
-    cache not writable, too many drops.
+    `strict` and `max_dropped`. A data set of ready features needs no encoder. `inputs`, of a model that is trained on
+    pictures and captions themselves, are made rows in the same way. Of processes that want the same entry at once, one
+    makes it and the others wait. Raises ValueError, one line: unknown encoder, no network for its weights, cache not
+    writable, too many drops, inputs of a data set without pictures.
     """
+    if dataset.image is None and inputs is not None:
+        raise ValueError(f"model.name: this model reads pictures, and data {dataset.name} has features only")
     cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
     if dataset.text_features_UT is not None:
         return _ready(dataset)
     if dataset.image is None:
         return _with_texts(dataset, text_encoder, cache, progress, verify)
-    images, texts = find_encoder("image", image_encoder), find_encoder("text", text_encoder)
+    images, texts = (
+        None if name == NONE else find_encoder(kind, name)
+        for kind, name in (("image", image_encoder), ("text", text_encoder))
+    )
 
     def report(done: int, total: int, what: str) -> None:
         if progress is not None:
             progress(done, total, what)
 
-    image_key = digest("image", dataset.images_fingerprint, images.version)[:32]
+    def of_images(images: "Encoder | None") -> tuple[str, np.ndarray, Failed]:
+        if images is None:
+            return NONE, np.zeros((len(dataset.split_N), 0), dtype=np.float32), {}
+        key = digest("image", dataset.images_fingerprint, images.version)[:32]
 
-    def fill_images(tower: "Tower", pool: ThreadPoolExecutor, out_NI: np.ndarray) -> Failed:
-        return _encode_images(dataset, tower, pool, out_NI, partial(report, what=f"images, {images.name}"))
+        def fill(tower: "Tower", pool: ThreadPoolExecutor, out_NI: np.ndarray) -> Failed:
+            return _encode_images(dataset, tower, pool, out_NI, partial(report, what=f"images, {images.name}"))
 
-    image_NI, failed = _entry(cache / f"image-{image_key}", images, len(dataset.split_N), fill_images, verify)
-    dataset, keep_N = _without(dataset, failed)
+        return key, *entry(cache / f"image-{key}", images, len(dataset.split_N), fill, verify)
+
+    image_key, image_NI, failed = of_images(images)
+    if inputs is not None:
+        pixel_key, pixel_NI, undecodable = of_images(inputs.images)
+        failed = undecodable | failed
+    kept, keep_N = _without(dataset, failed)
     if failed:
         image_NI = image_NI[keep_N]
-    unique = sorted(set(dataset.captions))
-    text_key = digest("text", unique, texts.version)[:32]
+    unique = sorted(set(kept.captions))
 
-    def fill_texts(tower: "Tower", pool: ThreadPoolExecutor, out_UT: np.ndarray) -> Failed:
-        return _encode_texts(unique, tower, pool, out_UT, partial(report, what=f"captions, {texts.name}"))
+    def of_texts(texts: "Encoder | None") -> tuple[str, np.ndarray]:
+        if texts is None:
+            return NONE, np.zeros((len(unique), 0), dtype=np.float32)
+        key = digest("text", unique, texts.version)[:32]
 
-    text_UT, _ = _entry(cache / f"text-{text_key}", texts, len(unique), fill_texts, verify)
+        def fill(tower: "Tower", pool: ThreadPoolExecutor, out_UT: np.ndarray) -> Failed:
+            return _encode_texts(unique, tower, pool, out_UT, partial(report, what=f"captions, {texts.name}"))
+
+        return key, entry(cache / f"text-{key}", texts, len(unique), fill, verify)[0]
+
+    text_key, text_UT = of_texts(texts)
     position = {caption: index for index, caption in enumerate(unique)}
-    text_M = np.array([position[caption] for caption in dataset.captions], dtype=np.int32)
-    credits = (*dataset.credits, *filter(None, (images.credit, texts.credit)))
-    encoders = {"image_encoder": images.name, "text_encoder": texts.name, "credits": credits}
-    return _frozen(dataset, image_NI, text_UT, text_M, f"{image_key} {text_key}", encoders)
+    text_M = np.array([position[caption] for caption in kept.captions], dtype=np.int32)
+    credits = (*kept.credits, *(e.credit for e in (images, texts) if e is not None and e.credit))
+    encoders = {"image_encoder": image_encoder, "text_encoder": text_encoder, "credits": credits}
+    if inputs is None:
+        return _frozen(kept, image_NI, text_UT, text_M, f"{image_key} {text_key}", encoders)
+    token_key, token_UL = of_texts(inputs.texts)
+    frozen = _frozen(
+        kept, image_NI, text_UT, text_M, f"{image_key} {text_key} {pixel_key} {token_key} {inputs.version}", encoders
+    )
+    rows_N = np.flatnonzero(keep_N) if failed else None
+    pixels = Kept(f"image-{pixel_key}", pixel_NI.shape, str(pixel_NI.dtype), rows_N)
+    tokens = Kept(f"text-{token_key}", token_UL.shape, str(token_UL.dtype))
+    prompts_CPL = inputs.prompts(kept.class_names) if kept.class_names else None
+    return replace(frozen, inputs=(pixels, tokens), prompts_CPL=prompts_CPL)
 
 
 def _ready(dataset: Dataset) -> Frozen:
@@ -135,7 +163,7 @@ def _with_texts(dataset: Dataset, text_encoder: str, cache: Path, progress: Prog
         def fill(tower: "Tower", pool: ThreadPoolExecutor, out_UT: np.ndarray) -> Failed:
             return _encode_texts(distinct.tolist(), tower, pool, out_UT, report)
 
-        return _entry(cache / f"text-{key}", encoder, len(distinct), fill, verify)[0], place.astype(np.int32), key
+        return entry(cache / f"text-{key}", encoder, len(distinct), fill, verify)[0], place.astype(np.int32), key
 
     encoder = find_encoder("text", text_encoder)
     rows = len(dataset.captions)
@@ -151,7 +179,7 @@ def _with_texts(dataset: Dataset, text_encoder: str, cache: Path, progress: Prog
             own_UE, own_M, made = encoded(dataset.captions, maker)
             credits, key = [*credits, maker.credit], f"{key} {made}"
         image_NI = dataset.stand_in(own_UE[own_M[np.unique(dataset.image_M, return_index=True)[1]]])
-    names = {"image_encoder": dataset.image_source, "text_encoder": encoder.name}
+    names: dict[str, Any] = {"image_encoder": dataset.image_source, "text_encoder": encoder.name}
     names["credits"] = tuple(dict.fromkeys(filter(None, credits)))
     frozen = _frozen(dataset, image_NI, text_UT, place[:rows], f"{key} {text_key}", names)
     if dataset.relevance is None:
@@ -280,113 +308,3 @@ def _encode_texts(
         done += len(batch)
         report(done, len(texts))
     return {}
-
-
-def _entry(folder: Path, encoder: "Encoder", rows: int, fill: Fill, verify: bool) -> tuple[np.ndarray, Failed]:
-    """The features of a cache entry, made first if it is not there or not whole."""
-    found = _read_entry(folder, rows, verify)
-    if found is not None:
-        return found
-    try:
-        with locked(folder.parent / f"{folder.name}.lock"):
-            found = _read_entry(folder, rows, verify)  # another process may have made it while we waited
-            if found is None:
-                _write_entry(folder, encoder, rows, fill)
-                found = _read_entry(folder, rows, verify=False)
-    except OSError as problem:
-        raise ValueError(
-            f"{folder.parent}: cannot keep features there ({problem.strerror or problem}); "
-            "set MMTS_RAY_CACHE to a folder with space that is writable"
-        ) from problem
-    assert found is not None
-    return found
-
-
-def _read_entry(folder: Path, rows: int, verify: bool) -> tuple[np.ndarray, Failed] | None:
-    """The entry's features, memory-mapped and read-only; None when it is not there or anything about it is wrong."""
-    if not folder.is_dir():
-        return None
-    try:
-        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf8"))
-        path = folder / ARRAY
-        if manifest["schema"] != SCHEMA or path.stat().st_size != manifest["bytes"]:
-            raise ValueError("its size is not that in its manifest")
-        array = np.load(path, mmap_mode="r", allow_pickle=False)
-        if list(array.shape) != manifest["shape"] or len(array) != rows or array.dtype != np.float32:
-            raise ValueError(f"its shape {array.shape} is not that in its manifest")
-        if verify and file_hash(path) != manifest["sha256"]:
-            raise ValueError("its SHA-256 is not that in its manifest")
-        failed = {int(index): str(why) for index, why in manifest["failed"].items()}
-    except Exception as problem:  # parsing a damaged header or manifest raises anything
-        log.warning("%s: damaged (%s); encoding it again", folder, problem)
-        return None
-    return np.asarray(array), failed  # a plain view of the mapped file: np.memmap would pickle as itself
-
-
-def _write_entry(folder: Path, encoder: "Encoder", rows: int, fill: Fill) -> None:
-    for left in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed: we hold the lock
-        shutil.rmtree(left, ignore_errors=True)
-    temporary = folder.parent / f".{folder.name}.{os.getpid()}"
-    temporary.mkdir()
-    try:
-        path = temporary / ARRAY
-        with encoding_pool() as pool:
-            tower = encoder.load()
-            array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, tower.dim))
-            _reserve(path)
-            failed = fill(tower, pool, array)
-        array.flush()
-        shape = list(array.shape)
-        del array
-        manifest = {
-            "schema": SCHEMA,
-            "encoder": encoder.name,
-            "version": encoder.version,
-            "shape": shape,
-            "bytes": path.stat().st_size,
-            "sha256": file_hash(path),
-            "failed": {str(index): why for index, why in failed.items()},
-        }
-        with (temporary / MANIFEST).open("w", encoding="utf8") as file:
-            json.dump(manifest, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        for synced in (path, temporary):
-            sync(synced)
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.rename(temporary, folder)
-        sync(folder.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _reserve(path: Path) -> None:
-    """Take the disk space now: a full disk is an error here, but would kill the process at a write to mapped memory."""
-    if hasattr(os, "posix_fallocate"):
-        with path.open("r+b") as file:
-            os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-
-
-def sync(path: Path) -> None:
-    """Force a file or folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file; a process that finds it held waits. The system lets go of it when its holder dies."""
-    import fcntl
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("%s: another process is making this, waiting for it", path.stem)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
