@@ -19,8 +19,9 @@ from typing import Any
 import torch
 
 from mmts_ray import losses, metrics, space_file, train
+from mmts_ray.cache import default_cache_dir
 from mmts_ray.config import TrialConfig
-from mmts_ray.features import Frozen, default_cache_dir
+from mmts_ray.features import Frozen
 from mmts_ray.prepare import features
 from mmts_ray.towers import heads
 from mmts_ray.train import pairs

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from mmts_ray import folder, prepare, results, space_file
-from mmts_ray.features import Frozen, default_cache_dir
+from mmts_ray.cache import default_cache_dir
+from mmts_ray.features import Frozen
 from mmts_ray.recipe import stream
 from mmts_ray.space import sample
 from mmts_ray.study import StudyConfig, to_dict

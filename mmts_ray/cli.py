@@ -206,7 +206,7 @@ def _check(args: argparse.Namespace) -> int:
 
 def _features(study: Any, *, quiet: bool = False) -> Any:
     from mmts_ray import loggers, prepare
-    from mmts_ray.features import default_cache_dir
+    from mmts_ray.cache import default_cache_dir
 
     loggers.missing(study.loggers)  # refused before the long part
     return prepare.features(study.encoding, cache_dir=default_cache_dir(), quiet=quiet)
@@ -239,7 +239,7 @@ def _train(args: argparse.Namespace) -> int:
     frozen = _features(study)
     import torch
 
-    from mmts_ray.features import default_cache_dir
+    from mmts_ray.cache import default_cache_dir
     from mmts_ray.train import TrainData, train
 
     torch.set_num_threads(args.threads)
@@ -258,7 +258,7 @@ def _train(args: argparse.Namespace) -> int:
 
 def _search(args: argparse.Namespace) -> int:
     from mmts_ray import folder
-    from mmts_ray.features import default_cache_dir
+    from mmts_ray.cache import default_cache_dir
 
     study = _load(args)
     args.out = args.out or Path("studies") / study.study
@@ -289,7 +289,7 @@ def _resume(args: argparse.Namespace) -> int:
 
 def _extend(args: argparse.Namespace) -> int:
     from mmts_ray import folder
-    from mmts_ray.features import default_cache_dir
+    from mmts_ray.cache import default_cache_dir
 
     if args.plan is not None:
         return _run_plan(args)
@@ -331,7 +331,7 @@ def _run_trials(
 ) -> int:
     """What every verb that trains does around one function of `search`."""
     from mmts_ray import progress
-    from mmts_ray.features import default_cache_dir
+    from mmts_ray.cache import default_cache_dir
 
     with progress.Trials(study, study_dir, quiet=args.quiet) as shown:
         run(study, study_dir, frozen, **what, cache_dir=default_cache_dir(), progress=shown, address=args.address)

@@ -14,8 +14,9 @@ from typing import Annotated, Any
 
 import numpy as np
 
+from mmts_ray.cache import locked, sync
 from mmts_ray.data.dataset import TRAIN, digest
-from mmts_ray.features import Frozen, locked, sync
+from mmts_ray.features import Frozen
 from mmts_ray.space import Int
 
 MOST_FITTED = 50_000  # points that k-means is fitted on, unless that is fewer than this many a cluster:

@@ -14,9 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mmts_ray.cache import default_cache_dir, locked
 from mmts_ray.data import TRAIN, Dataset, Drops, features, openmoji, table
 from mmts_ray.encoders import ENCODERS, Encoder, Tower
-from mmts_ray.features import default_cache_dir, encode, locked
+from mmts_ray.features import encode
 from mmts_ray.prepare import progress_on
 
 NAMES = {"image_encoder": "colour", "text_encoder": "letters"}

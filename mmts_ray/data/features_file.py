@@ -13,7 +13,7 @@ import numpy as np
 
 from mmts_ray.data.dataset import SPLITS, TRAIN, VALIDATION, Dataset, digest, number_classes, split_by_id
 from mmts_ray.data.drops import Drops
-from mmts_ray.data.table import SPLIT_WORDS
+from mmts_ray.data.pairs import SPLIT_WORDS
 from mmts_ray.space import Choice, Float, Int, Text, did_you_mean
 
 REQUIRED = ("image", "text")

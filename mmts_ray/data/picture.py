@@ -9,6 +9,13 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Source = Path | bytes
+SUFFIXES = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif")
+BEGINNINGS = (b"\xff\xd8\xff", b"\x89PNG\r\n", b"GIF8", b"BM", b"II*\0", b"MM\0*", b"P4", b"P5", b"P6")
+
+
+def begins_as_picture(head: bytes) -> bool:
+    """Whether the first 16 bytes of a file are those of a kind in `SUFFIXES`, whatever its name says."""
+    return head.startswith(BEGINNINGS) or head[8:12] == b"WEBP" or head[4:8] == b"ftyp"
 
 
 def flaw(source: Source) -> str:

@@ -30,10 +30,11 @@ Row = tuple[int, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Format:
-    """How a text table is written; `delimiter` None means by the suffix of the file's name."""
+    """How a text table is written; `delimiter` None means by the suffix of the file's name, or by `suffix` instead."""
 
     delimiter: str | None = None
     encoding: str = "utf-8"
+    suffix: str | None = None
 
 
 def read_rows(
@@ -47,14 +48,14 @@ def read_rows(
     if not path.is_file():
         raise ValueError(f"{path}: no such file; data.path is a csv, tsv, jsonl or parquet file")
     suffixes = [s.lower() for s in path.suffixes]
-    suffix = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else (suffixes or [""])[-1]
+    suffix = text.suffix or (suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else (suffixes or [""])[-1])
     if suffix == ".parquet":
         return _parquet_rows(path, wanted, drops), ()
     if suffix not in (*DELIMITERS, ".jsonl", ".ndjson"):
         raise ValueError(
             f"{path}: unknown kind of table; legal are .csv, .tsv, .jsonl, .ndjson (or these with .gz), .parquet"
         )
-    lines = _lines(path, text.encoding)
+    lines = read_lines(path, text.encoding)
     if not lines:
         raise ValueError(f"{path}: the file is empty")
     if suffix in (".jsonl", ".ndjson"):
@@ -62,7 +63,7 @@ def read_rows(
     return _delimited_rows(path, lines, text.delimiter or DELIMITERS[suffix], wanted, marker, drops)
 
 
-def _lines(path: Path, encoding: str) -> list[Line]:
+def read_lines(path: Path, encoding: str) -> list[Line]:
     """The lines of a text file that are not blank. A byte-order mark decides over `encoding`."""
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix.lower() == ".gz" else path.read_bytes()

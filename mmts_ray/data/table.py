@@ -14,25 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 
 from mmts_ray.data import picture
-from mmts_ray.data.dataset import SPLITS, TEST, TRAIN, VALIDATION, Dataset, digest, number_classes, split_by_id
+from mmts_ray.data.dataset import SPLITS, TRAIN, VALIDATION, Dataset, digest, number_classes, split_by_id
 from mmts_ray.data.drops import Drops
+from mmts_ray.data.pairs import CAPTION_NOT_TEXT, EMPTY_CAPTION, SPLIT_WORDS, UNKNOWN_SPLIT
 from mmts_ray.data.rows import Format, read_rows
 from mmts_ray.space import Choice, Float, Int, Text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-EMPTY_CAPTION = "empty caption"
 EMPTY_IMAGE = "no image given"
 EMPTY_ID = "empty id"
-UNKNOWN_SPLIT = "split is not train, validation or test"
-CAPTION_NOT_TEXT = "caption is not text"
 NO_CLASS = "(none)"
-SPLIT_WORDS = {
-    **dict.fromkeys(("train", "training", "restval"), TRAIN),  # restval: Karpathy's split of COCO
-    **dict.fromkeys(("validation", "val", "valid", "dev"), VALIDATION),
-    **dict.fromkeys(("test", "testing"), TEST),
-}
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,6 @@ covers what went in (pictures or captions) and the encoder's weights, so that no
 Shapes: N images, M caption rows (pairs), U unique captions, I and T feature dimensions.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -16,15 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mmts_ray.cache import default_cache_dir
 from mmts_ray.data.dataset import Dataset, digest
 from mmts_ray.data.relevance import Relevance
 from mmts_ray.encoders import BATCHES_AT_ONCE, NONE, find_encoder
-from mmts_ray.features.cache import Failed, Kept, entry, locked, sync
+from mmts_ray.features.cache import Failed, Kept, entry
 
 if TYPE_CHECKING:
     from mmts_ray.encoders import Encoder, Inputs, Tower
 
-__all__ = ["Failed", "Frozen", "Kept", "Progress", "default_cache_dir", "encode", "locked", "sync"]
+__all__ = ["Failed", "Frozen", "Kept", "Progress", "default_cache_dir", "encode"]
 
 STAND_IN_ENCODER = "minilm-l6"  # text encoder that stand-in image features are made with
 UNDECODABLE = "image cannot be decoded"
@@ -51,11 +51,6 @@ class Frozen:
     inputs: tuple[Kept, Kept] | None = None  # of a model that reads pictures and captions: (N, ...) and (U, ...)
     prompts_CPL: np.ndarray | None = None  # int32: the class names in templates, for zero-shot classification
     encoding: dict[str, Any] = field(default_factory=dict)  # what `prepare.features` made this from
-
-
-def default_cache_dir() -> Path:
-    """$MMTS_RAY_CACHE, or ~/.cache/mmts-ray, as an absolute path (Ray's workers start in another folder)."""
-    return Path(os.environ.get("MMTS_RAY_CACHE") or "~/.cache/mmts-ray").expanduser().absolute()
 
 
 def encode(

@@ -7,15 +7,15 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mmts_ray.cache import locked, sync
 from mmts_ray.encoders import encoding_pool, file_hash
 
 if TYPE_CHECKING:
@@ -134,27 +134,3 @@ def _reserve(path: Path) -> None:
     if hasattr(os, "posix_fallocate"):
         with path.open("r+b") as file:
             os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
-
-
-def sync(path: Path) -> None:
-    """Force a file or folder to disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file; a process that finds it held waits. The system lets go of it when its holder dies."""
-    import fcntl
-
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("%s: another process is making this, waiting for it", path.stem)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

@@ -63,7 +63,7 @@ _places: dict[Path, _Place] = {}
 
 def folder(text: str) -> Path:
     """The local folder of a study; ValueError in one line for an address that cannot be one. Connects to nothing."""
-    from mmts_ray.features import default_cache_dir
+    from mmts_ray.cache import default_cache_dir
 
     address = parse(text)
     if isinstance(address, Path):
@@ -290,7 +290,7 @@ def send_left_behind(study_dir: str | Path) -> None:
 def _place(study_dir: str | Path) -> _Place | None:
     key = _key(Path(study_dir))
     if key not in _places and _mark(key).is_file():
-        from mmts_ray.features import default_cache_dir
+        from mmts_ray.cache import default_cache_dir
 
         # only in our own cache: a folder that came from somebody else must not name a server to connect to
         address = parse(_mark(key).read_text(encoding="utf8").strip())

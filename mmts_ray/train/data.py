@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from mmts_ray import prepare
-from mmts_ray.features import Frozen, default_cache_dir
+from mmts_ray.cache import default_cache_dir
+from mmts_ray.features import Frozen
 from mmts_ray.groups import Groups, cached
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
