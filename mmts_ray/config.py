@@ -7,13 +7,14 @@ function from that section's table; its signature says which other keys are lega
 import hashlib
 import json
 import re
+from collections import ChainMap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from mmts_ray.data import DATASETS
 from mmts_ray.groups import GROUPS
-from mmts_ray.losses import LOSSES, SCHEDULED, STATE
+from mmts_ray.losses import LOSSES, SCHEDULED, SENTENCE_LOSSES, STATE
 from mmts_ray.metrics import head_tail
 from mmts_ray.models import MODELS
 from mmts_ray.recipe import recipe
@@ -26,14 +27,18 @@ NAMED: dict[str, tuple[Mapping[str, Function], str]] = {
     "model": (MODELS, "frozen_heads"),
     "groups": (GROUPS, "captions"),
     "schedule": (SCHEDULES, "constant"),
-    "loss": (LOSSES, "info_nce"),
+    "loss": (ChainMap(SENTENCE_LOSSES, LOSSES), "info_nce"),
 }
 SINGLE: dict[str, Function] = {"train": recipe, "eval": head_tail}
 SECTIONS = (*NAMED, *SINGLE)
 SEED = "train.seed"
 SHIFTS = ("schedule.shift_min", "schedule.shift_max")  # the paper's names, accepted in place of tau_min and spread
 # one study has one set of features and of inputs; these decide them
-ENCODING = ("data.", "model.name", "model.image_encoder", "model.text_encoder", "model.weights", "model.prompts")
+ENCODING = (
+    "data.",
+    *(f"model.{key}" for key in ("name", "image_encoder", "text_encoder", "weights", "prompts")),
+    *(f"model.{key}" for key in ("student", "trained_layers", "max_length", "corpus", "sts")),
+)
 
 
 @dataclass(frozen=True)
@@ -161,12 +166,42 @@ def _check_together(values: Mapping[str, Any]) -> None:
         low, init, high = (values[f"schedule.{k}"] for k in ("low", "init", "high"))
         if not low <= init <= high:
             raise ValueError(f"schedule.init: {init} is outside [low, high] = [{low}, {high}]")
+    _check_sentences(values)
     encoders = [values.get(f"model.{side}_encoder") for side in ("image", "text")]
     if values.get("loss.soft_labels") == "paper" and values["data.name"] != "features" and encoders[0] != encoders[1]:
         raise ValueError(
             f"loss.soft_labels: paper compares captions with images, and {encoders[0]} and {encoders[1]} share no "
             "space; legal are text, image, code, or one open_clip model as both encoders"
         )
+
+
+def _check_sentences(values: Mapping[str, Any]) -> None:
+    """Rules between a sentence student and what it can be trained with."""
+    loss, model = values["loss.name"], values["model.name"]
+    if (loss in SENTENCE_LOSSES) != (model == "sentence_student"):
+        reads = "reads sentences" if loss in SENTENCE_LOSSES else "compares images with texts"
+        fitting = SENTENCE_LOSSES if model == "sentence_student" else LOSSES
+        raise ValueError(f"loss.name: {loss} {reads}, which model {model} does not; legal are {', '.join(fitting)}")
+    if model != "sentence_student":
+        return
+    trained, fresh = values["model.trained_layers"], values["model.reinit_layers"]
+    if trained is not None and fresh > trained:
+        raise ValueError(f"model.reinit_layers: {fresh}, but {trained} are trained; legal are 0 to {trained}")
+    if values["model.caption_every"] is None and loss != "simcse":
+        raise ValueError(f"model.caption_every: null (no captions) leaves {loss} nothing to ground; legal is 1 or more")
+    if values.get("schedule.spread", 0) > 0:
+        raise ValueError(
+            f"schedule.spread: {values['schedule.spread']:g}, but sentences of a corpus are in no group; legal is 0"
+        )
+    shared = values["data.name"] == "features" or values["model.image_encoder"] == values["model.text_encoder"]
+    if loss == "kdmcse" and not shared:
+        apart = f"{values['model.image_encoder']} and {values['model.text_encoder']} share no space"
+        for path, value in (("image_threshold", None), ("soft_label_source", "code"), ("filter_source", "paper")):
+            if values[f"loss.{path}"] != value:
+                raise ValueError(
+                    f"loss.{path}: {values[f'loss.{path}']} compares captions with images, and {apart}; legal is "
+                    f"{'null' if value is None else value}, or one open_clip model as both teachers"
+                )
 
 
 def set_path(text: str) -> tuple[str, Any]:

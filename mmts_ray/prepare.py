@@ -11,6 +11,7 @@ from typing import Any, TextIO
 from mmts_ray.data import DATASETS
 from mmts_ray.features import Frozen, Progress, encode
 from mmts_ray.models import INPUTS
+from mmts_ray.sentences import with_sentences
 
 
 def features(encoding: Mapping[str, Any], *, cache_dir: Path, quiet: bool = False) -> Frozen:
@@ -23,7 +24,10 @@ def features(encoding: Mapping[str, Any], *, cache_dir: Path, quiet: bool = Fals
     dataset = DATASETS[name](**kwargs)
     with nullcontext() if quiet else progress_on(sys.stderr) as progress:
         frozen = encode(dataset, **given, inputs=inputs, cache_dir=cache_dir, progress=progress)
-    frozen = replace(frozen, encoding=dict(encoding))
+        if model["name"] == "sentence_student":
+            frozen = with_sentences(frozen, model, cache_dir=cache_dir, progress=progress)
+    # captions are not handed to trials, which read numbers
+    frozen = replace(frozen, encoding=dict(encoding), captions_U=())
     if quiet:
         return frozen
     for reason, count in frozen.names["dropped"].items():

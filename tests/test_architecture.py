@@ -27,15 +27,18 @@ OURS: dict[str, set[str]] = {
     "encoders": {"space"},
     "features": {"cache", "data", "encoders", "space"},
     "groups": {"cache", "data", "features", "space"},
-    "models": {"encoders", "space", "towers"},
+    "models": {"encoders", "space", "student", "towers"},
+    "student": {"encoders", "recipe", "towers"},
+    "sentences": {"cache", "data", "encoders", "features", "student"},
     "towers": {"encoders", "kernels", "recipe", "space"},
     "gradcache": {"losses"},
     "config": {"space"} | DECLARATIONS,
     "study": {"config", "space"},
     "space_file": {"explore", "config", "loggers", "losses", "metrics", "results", "space", "space_file", "study"},
     "reference": {"config", "space", "study"},
-    "prepare": {"data", "features", "models"},
-    "train": {"cache", "config", "features", "gradcache", "kernels", "prepare", "space"} | DECLARATIONS,
+    "prepare": {"data", "features", "models", "sentences"},
+    "train": {"cache", "config", "features", "gradcache", "kernels", "prepare", "sentences", "space", "student"}
+    | DECLARATIONS,
     "sampler": {"config", "space", "study", "tpe"},
     "tpe": set(),
     "health": {"data", "features", "groups"},
@@ -82,7 +85,7 @@ HEAVY = {
     "sklearn",
     "scipy",
 }
-MAY_LOAD_TORCH_ON_IMPORT = {"gradcache", "kernels", "towers", "train"}
+MAY_LOAD_TORCH_ON_IMPORT = {"gradcache", "kernels", "student", "towers", "train"}
 
 
 def modules() -> dict[str, list[Path]]:

@@ -51,6 +51,8 @@ class Frozen:
     inputs: tuple[Kept, Kept] | None = None  # of a model that reads pictures and captions: (N, ...) and (U, ...)
     prompts_CPL: np.ndarray | None = None  # int32: the class names in templates, for zero-shot classification
     encoding: dict[str, Any] = field(default_factory=dict)  # what `prepare.features` made this from
+    captions_U: tuple[str, ...] = ()  # the unique captions; empty for features without
+    sentences: Any = None  # of a sentence student: sentences.Sentences
 
 
 def encode(
@@ -187,6 +189,9 @@ def _with_texts(dataset: Dataset, text_encoder: str, cache: Path, progress: Prog
 def _frozen(
     dataset: Dataset, image_NI: np.ndarray, text_UT: np.ndarray, text_M: np.ndarray, key: str, encoders: dict[str, Any]
 ) -> Frozen:
+    captions_U = [""] * len(text_UT)
+    for u, caption in zip(text_M.tolist(), dataset.captions):
+        captions_U[u] = caption
     return Frozen(
         image_NI=image_NI,
         text_UT=text_UT,
@@ -198,6 +203,7 @@ def _frozen(
         key=digest(key, text_M, dataset.image_M, dataset.split_N, dataset.id_N, dataset.class_N)[:32],
         notes=dataset.notes + dataset.drops.notes(),
         names={"data": dataset.name, **encoders, "classes": dataset.class_names, "dropped": dataset.dropped},
+        captions_U=tuple(captions_U) if dataset.captions else (),
     )
 
 

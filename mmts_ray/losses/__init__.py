@@ -16,8 +16,8 @@ and, after the mean over workers that data parallelism takes, every gradient are
 process. `impl` says how a loss with a kernel is computed, never what; arccon, isogclr, sms and triplet have none and
 hold a few (B, B) matrices.
 
-LOSSES can be searched, by `loss.name`, on any image-text data. `simcse`, `mcse`, `kdmcse` and `n_pair` are losses of
-the same shape that need other inputs: two views of a sentence, several heads, rows that are not unit rows.
+LOSSES can be searched, by `loss.name`, on any image-text data, SENTENCE_LOSSES with a model that reads sentences: they
+take two views of each, and several heads. `n_pair` is a function only: its rows are not unit rows.
 
 Shapes: B batch, D embedding, E teacher features.
 """
@@ -49,6 +49,9 @@ LOSSES: dict[str, Callable[..., LossOut]] = {
     "triplet": triplet,
 }
 
+# Of two views of each sentence, and of what the heads make of them, image and caption.
+SENTENCE_LOSSES: dict[str, Callable[..., LossOut]] = {"simcse": simcse, "mcse": mcse, "kdmcse": kdmcse}
+
 # The argument of each loss that schedule.* drives.
 SCHEDULED = {
     "info_nce": "temperature",
@@ -59,6 +62,7 @@ SCHEDULED = {
     "isogclr": "temperature",
     "sms": "margin",
     "triplet": "margin",
+    **dict.fromkeys(SENTENCE_LOSSES, "temperature"),
 }
 
 # Losses that remember something per training sample: from the numbers of images and captions to a fresh state.
@@ -67,6 +71,7 @@ STATE = {"isogclr": isogclr_state}
 __all__ = [
     "LOSSES",
     "SCHEDULED",
+    "SENTENCE_LOSSES",
     "STATE",
     "LossOut",
     "advance",

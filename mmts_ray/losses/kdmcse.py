@@ -104,7 +104,7 @@ def kdmcse(
         text_margin        0 (paper; script 0.15)
     With grounding_weight 0 it is SimCSE on the same batch, which is the baseline to compare with.
 
-    A function, not in LOSSES: it needs two views and four heads. Stats: simcse, image_branch, text_branch (unweighted),
+    Stats: simcse, image_branch, text_branch (unweighted),
     filtered_share_image, filtered_share_text of the B(B-1) ordered pairs, same_id_share.
     Matched against duyngtr16061999/KDMCSE MCSE.compute_loss (vectors kdmcse_*.npz). Raises ValueError on shapes that do
     not fit, teachers of two spaces, an unknown choice, and a temperature that is not positive.

@@ -38,7 +38,7 @@ def mcse(
     images in the grounding space; all unit rows. t' is `grounding_temperature`, by default t (published: both 0.05).
     Rows of one id are not each other's negatives. With grounding_weight 0 it is SimCSE on the same batch.
 
-    A function, not in LOSSES: it needs two views and two heads. Stats: simcse, grounding (unweighted), same_id_share.
+    Stats: simcse, grounding (unweighted), same_id_share.
     Matched against uds-lsv/MCSE MCSE.compute_loss (vectors sentence_*.npz). Raises ValueError as `simcse` does.
     Reference: arXiv:2204.10931.
     """

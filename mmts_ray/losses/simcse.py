@@ -40,8 +40,8 @@ def simcse(
     default follows the papers (0), and 0.15 is the script. `angle_edge` as in `info_nce`. Sentences of one id (equal
     texts) are not each other's negatives.
 
-    Units: temperature (published: 0.05) and cosines dimensionless, margins radian. A function, not in LOSSES: it needs
-    two views of one modality. Stats: temperature_min, _mean, _max; same_id_share.
+    Units: temperature (published: 0.05) and cosines dimensionless, margins radian. Stats: temperature_min, _mean, _max;
+    same_id_share.
     Matched against princeton-nlp/SimCSE's form as in duyngtr16061999/KDMCSE (vectors kdmcse_*.npz, simcse_loss).
     Raises ValueError on shapes that do not fit, an unknown choice, and a temperature that is not positive.
     Reference: arXiv:2104.08821, arXiv:2403.17486.

@@ -1,4 +1,7 @@
-"""How good an embedding is: `paired` where a caption is right or wrong, `graded` where it is right by degrees."""
+"""How good an embedding is.
+
+`paired` where a caption is right or wrong, `graded` where it is right by degrees, `similarity` of scored sentences.
+"""
 
 from typing import Annotated, Any
 
@@ -17,12 +20,14 @@ from mmts_ray.metrics.paired import (
     uniformity,
     zeroshot_top1,
 )
+from mmts_ray.metrics.similarity import STS_TASKS, spearman, sts_scores
 from mmts_ray.space import Choice, Int
 
 __all__ = [
     "CUTOFFS",
     "MEASURES",
     "METRICS",
+    "STS_TASKS",
     "TERCILES",
     "THIRDS",
     "alignment",
@@ -35,6 +40,8 @@ __all__ = [
     "probe_accuracy",
     "ranks",
     "retrieval",
+    "spearman",
+    "sts_scores",
     "thirds",
     "uniformity",
     "zeroshot_top1",
@@ -84,5 +91,6 @@ METRICS: dict[str, str] = {
     **{f"{tercile}_r{k}": "max" for tercile in TERCILES for k in CUTOFFS},
     **{f"{way}{name}": "max" for way in ("", "i2t_", "t2i_") for name in MEASURES},
     **{f"{part}_map": "max" for part in (*TERCILES, *THIRDS)},
+    **{task: "max" for task in (*STS_TASKS, "sts_avg")},
     **{f"n_{part}": "" for part in (*TERCILES, *THIRDS)},
 }

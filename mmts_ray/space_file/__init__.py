@@ -180,6 +180,10 @@ def _check_study(study: StudyConfig) -> None:
     for point in study.name_points():  # a fixed value that is illegal, or functions that do not go together
         try:
             config = study.trial_config(point)
+            if study.resources.workers > 1 and config.name("model") == "sentence_student":
+                raise ValueError(
+                    f"resources.workers: {study.resources.workers}, but a sentence_student trains on one; legal is 1"
+                )
             shared = [name for name, loss in LOSSES.items() if "group" in inspect.signature(loss).parameters]
             if study.resources.workers > 1 and config.name("loss") not in shared:
                 raise ValueError(

@@ -24,10 +24,10 @@ class Heads(torch.nn.Module):
     ) -> None:
         super().__init__()
         generator = torch_stream(seed, "init")
-        self.image_weight = _uniform((dim, image_dim), fan_in=image_dim, generator=generator)
-        self.image_bias = _uniform((dim,), fan_in=image_dim, generator=generator)
-        self.text_weight = _uniform((dim, text_dim), fan_in=text_dim, generator=generator)
-        self.text_bias = _uniform((dim,), fan_in=text_dim, generator=generator)
+        self.image_weight = uniform((dim, image_dim), fan_in=image_dim, generator=generator)
+        self.image_bias = uniform((dim,), fan_in=image_dim, generator=generator)
+        self.text_weight = uniform((dim, text_dim), fan_in=text_dim, generator=generator)
+        self.text_bias = uniform((dim,), fan_in=text_dim, generator=generator)
         self.image_dropout = image_dropout
         self.text_dropout = text_dropout
 
@@ -85,7 +85,8 @@ def linear(x_BI: Tensor, weight_DI: Tensor, bias_D: Tensor) -> Tensor:
     return functional.linear(x_BI, weight_DI, bias_D)
 
 
-def _uniform(shape: tuple[int, ...], *, fan_in: int, generator: torch.Generator) -> torch.nn.Parameter:
+def uniform(shape: tuple[int, ...], *, fan_in: int, generator: torch.Generator) -> torch.nn.Parameter:
+    """A parameter drawn evenly from +-1 / sqrt(fan_in)."""
     bound = 1 / math.sqrt(fan_in)  # what torch.nn.Linear does, from our own generator
     return torch.nn.Parameter(torch.empty(shape).uniform_(-bound, bound, generator=generator))
 

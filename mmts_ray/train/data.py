@@ -3,7 +3,7 @@
 Shapes: N images, M caption rows (image-caption pairs), U unique captions, I and T feature dims.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from mmts_ray import prepare
 from mmts_ray.cache import default_cache_dir
-from mmts_ray.features import Frozen
+from mmts_ray.features import Frozen, Kept
 from mmts_ray.groups import Groups, cached
 
 TRAIN, VALIDATION, TEST = 0, 1, 2
@@ -123,30 +123,48 @@ class TrainData:
         def make() -> tuple[Rows, Rows]:
             if self.frozen.inputs is None:
                 raise ValueError("model.name: this model reads pictures, and these data are features only")
-            folder = self.cache_dir if self.cache_dir is not None else default_cache_dir()
-            found = [kept.open(folder) for kept in self.frozen.inputs]
-            if any(array is None for array in found):
-                again = prepare.features(self.frozen.encoding, cache_dir=folder, quiet=True)
-                if again.key != self.frozen.key:
-                    raise ValueError(f"data: here they are others (key {again.key}) than the study's {self.frozen.key}")
-                found = [kept.open(folder) for kept in self.frozen.inputs]
             pixels, tokens = (
-                Rows(array, kept.rows_N) for array, kept in zip(found, self.frozen.inputs) if array is not None
+                Rows(array, kept.rows_N)
+                for array, kept in zip(self._opened(self.frozen.inputs), self.frozen.inputs, strict=True)
             )
             return pixels, tokens
 
         return self._once("inputs", make)
 
-    def teacher(self, kind: str) -> torch.Tensor:
-        """Unit rows of the frozen encoder that gives soft labels: text (U, T) or image (N, I)."""
+    def states(self) -> np.ndarray | None:
+        """States of all sentences before a student's first trained layer (L, E); None when all of it is trained.
+
+        Like `inputs`, they lie in a file of the cache.
+        """
+        kept = self.frozen.sentences.states
+        return None if kept is None else self._once("states", lambda: self._opened((kept,))[0])
+
+    def _opened(self, entries: Sequence[Kept]) -> list[np.ndarray]:
+        """Arrays of the cache, made anew where this machine does not have them."""
+        folder = self.cache_dir if self.cache_dir is not None else default_cache_dir()
+        found = [kept.open(folder) for kept in entries]
+        if any(array is None for array in found):
+            again = prepare.features(self.frozen.encoding, cache_dir=folder, quiet=True)
+            if again.key != self.frozen.key:
+                raise ValueError(f"data: here they are others (key {again.key}) than the study's {self.frozen.key}")
+            found = [kept.open(folder) for kept in entries]
+        return [array for array in found if array is not None]
+
+    def teacher(self, kind: str, *, centre: bool = False) -> torch.Tensor:
+        """Unit rows of the frozen encoder that gives soft labels: text (U, T) or image (N, I).
+
+        `centre` takes the mean of the training images off the image features first: their cosines then lie around 0.
+        """
 
         def make() -> torch.Tensor:
             features = self.texts() if kind == "text" else self.images(standardise=False)
             if not features.shape[1]:
                 raise ValueError(f"loss.soft_labels: {kind} needs features, and model.{kind}_encoder is none")
+            if centre and kind == "image":
+                features = features - features[self._tensor(self.frozen.split_N == TRAIN)].mean(dim=0)
             return torch.nn.functional.normalize(features, dim=1)
 
-        return self._once(("teacher", kind), make)
+        return self._once(("teacher", kind, centre), make)
 
     def groups(self, name: str, kwargs: dict[str, Any]) -> Groups:
         """How common each caption row is; computed once and kept beside the features."""

@@ -16,10 +16,12 @@ from mmts_ray.config import TrialConfig
 from mmts_ray.recipe import Recipe, torch_stream
 from mmts_ray.train.data import TEST, VALIDATION, TrainData
 from mmts_ray.train.pairs import Pairs
+from mmts_ray.train.sentences import SentenceRun
 from mmts_ray.train.towers import Towers
 from mmts_ray.train.workers import agreed
 
-RUNS: dict[str, Any] = {"frozen_heads": Pairs, "open_clip": Towers}  # by `model.name`
+# by `model.name`
+RUNS: dict[str, Any] = {"frozen_heads": Pairs, "open_clip": Towers, "sentence_student": SentenceRun}
 
 Pulse = Callable[[int, int, Callable[[], dict[str, Any]]], None]  # step, finished epochs, how to make a checkpoint
 
