@@ -40,7 +40,7 @@ def test_what_lies_outside_the_declaration_is_refused_with_path_and_legal_set(pa
     section, name = path.split(".")
     chosen = {f"{section}.name": name} if name else {}
     needed = [p.name for p in declared(FUNCTIONS[path]).values() if p.default is REQUIRED]
-    chosen |= {f"{section}.{n}": "somewhere" for n in needed if section == "data"}
+    chosen |= {f"{section}.{n}": "somewhere" for n in needed}
     full = f"{section}.{parameter.name}"
     outside = {Float: ["text", True, float("nan")], Int: ["text", True, 1.5], Choice: ["no such choice"], Text: [3]}
     values = list(outside[type(parameter.domain)])
