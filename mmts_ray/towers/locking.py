@@ -12,6 +12,7 @@ PROJECTION = re.compile(
     r"^(?:visual\.(?:proj|head|attnpool)(?:\.|$)|visual\.trunk\.(?:head|classifier|fc)\."
     r"|(?:text\.)?text_projection(?:\.|$)|text\.proj(?:\.|$))"
 )
+INPUT = re.compile(r"embed|cls_token|cls_emb|pos_emb")  # tables before the first block, wherever a network lists them
 UNTRAINED = ("logit_scale", "logit_bias")  # the schedule owns the temperature
 
 
@@ -56,7 +57,7 @@ def trained_names(
 
 
 def _last(body: list[str], blocks: int, side: str) -> set[str]:
-    """Names from the first parameter of the last `blocks` blocks on."""
+    """Names from the first parameter of the last `blocks` blocks on, in the order of the network."""
     block_of = {name: _block(name) for name in body}
     found = list(dict.fromkeys(block for block in block_of.values() if block is not None))
     if blocks > len(found):
@@ -64,7 +65,7 @@ def _last(body: list[str], blocks: int, side: str) -> set[str]:
             f"model.{side}_blocks: {blocks}; the tower has {len(found)} blocks; legal is at most that, or null for all"
         )
     first = next(i for i, name in enumerate(body) if block_of[name] == found[-blocks])
-    return set(body[first:])
+    return {name for name in body[first:] if block_of[name] is not None or not INPUT.search(name)}
 
 
 def _block(name: str) -> tuple[int, int] | None:
