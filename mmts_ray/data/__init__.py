@@ -12,6 +12,7 @@ from mmts_ray.data.hf import hf
 from mmts_ray.data.openmoji import openmoji
 from mmts_ray.data.table import table
 from mmts_ray.data.webdataset import webdataset
+from mmts_ray.data.youcook2 import youcook2
 
 DATASETS: dict[str, Callable[..., Dataset]] = {
     "openmoji": openmoji,
@@ -22,6 +23,7 @@ DATASETS: dict[str, Callable[..., Dataset]] = {
     "webdataset": webdataset,
     "hf": hf,
     "epic100": epic100,
+    "youcook2": youcook2,
 }
 
 __all__ = ["SPLITS", "TEST", "TRAIN", "VALIDATION", "Dataset", "Drops", *DATASETS]
