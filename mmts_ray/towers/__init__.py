@@ -4,6 +4,6 @@
 training pictures at random, `locking` says which parameters are trained.
 """
 
-from mmts_ray.towers.heads import Heads, drop, linear
+from mmts_ray.towers.heads import Heads, drop, linear, uniform
 
-__all__ = ["Heads", "drop", "linear"]
+__all__ = ["Heads", "drop", "linear", "uniform"]
