@@ -27,6 +27,19 @@ JOURNAL = "optuna.journal"
 MOST = 1e9  # by how much an infeasible trial breaks every constraint
 
 
+class _OneWriter:
+    """In place of Optuna's lock file: the study's lease has no second driver, and a reader needs no lock.
+
+    Optuna's own lock, interrupted while it is let go, hides Ctrl-C behind a missing file.
+    """
+
+    def acquire(self) -> bool:
+        return True
+
+    def release(self) -> None:
+        return None
+
+
 class Sampler:
     """Asks Optuna for points and tells it results; single writer (the driver holds the study's lock)."""
 
@@ -36,7 +49,9 @@ class Sampler:
         self.config = study
         self.path = Path(study_dir) / JOURNAL
         _repair(self.path)
-        storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(self.path)))
+        storage = optuna.storages.JournalStorage(
+            optuna.storages.journal.JournalFileBackend(str(self.path), lock_obj=_OneWriter())  # type: ignore[arg-type]
+        )
         directions = [mode + "imize" for _, mode in study.objective]
         name = f"{study.study}-{space_hash(study)}" + (f"-{len(study.seeds)}-seeds" if len(study.seeds) > 1 else "")
         if name in {s.study_name for s in optuna.get_all_study_summaries(storage)}:
@@ -226,10 +241,7 @@ def _distribution(domain: Domain) -> optuna.distributions.BaseDistribution:
 
 
 def _repair(path: Path) -> None:
-    """Cut a line torn by a kill, which would make every later line unreadable, and drop the killed writer's lock."""
-    lock = path.with_name(path.name + ".lock")
-    if lock.is_symlink() or lock.exists():
-        lock.unlink()
+    """Cut a line torn by a kill, which would make every later line unreadable."""
     if path.is_file():
         raw = path.read_bytes()
         whole = raw.rfind(b"\n") + 1

@@ -3,6 +3,7 @@
 import ast
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -181,3 +182,10 @@ def test_cheap_commands_load_nothing_heavy(arguments):
 @pytest.mark.parametrize("path", sorted([*PACKAGE.rglob("*.py"), *(ROOT / "analysis").rglob("*.py")]), ids=str)
 def test_files_fit_in_a_sitting(path):
     assert len(path.read_text(encoding="utf8").splitlines()) <= 420
+
+
+def test_every_package_is_installed():
+    listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    there = {path.parent.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("__init__.py")}
+    there |= {"mmts_ray" / path.parent.relative_to(ROOT) for path in (ROOT / "analysis").rglob("__init__.py")}
+    assert sorted(listed) == sorted(".".join(path.parts) for path in there)

@@ -99,8 +99,11 @@ def test_a_killed_driver_resumes_twice_and_the_study_is_whole(strategy, space, t
     for name, before in {**second, **first}.items():
         assert trials[name]["end_time"] == before["end_time"], "a finished trial ran again"
         assert trials[name]["starts"] == before["starts"]
-    # an orphaned process may still end its trial before Ray ends it: then nothing was interrupted
-    assert all(trials[t["trial"]]["starts"] >= 2 for t in interrupted)
+    for before in interrupted:
+        now = trials[before["trial"]]
+        # ASHA may have decided already, and the driver was killed before it wrote that down
+        decided = strategy == "tpe_asha" and now["status"] == "stopped" and now["epoch"] == before["epoch"]
+        assert decided or now["starts"] >= 2, (before, now)
     out, _ = finish("resume", study, cwd=tmp_path)
     assert f"{TRIALS} search" in out
     assert results.trials_of(study) == trials

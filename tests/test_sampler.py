@@ -1,5 +1,6 @@
 """The study's memory in Optuna: no zombies, no repeats, stopped is not complete, torn journals heal."""
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -115,7 +116,7 @@ def test_another_direction_is_refused(tmp_path):
         Sampler(study_of(objective={"val_i2t_r1": "min"}), tmp_path)
 
 
-def test_a_torn_journal_and_a_dead_writers_lock_are_repaired(tmp_path):
+def test_a_torn_journal_is_repaired_and_a_dead_writers_lock_is_no_obstacle(tmp_path):
     study = study_of()
     life(Sampler(study, tmp_path), 0, 3)
     journal = tmp_path / JOURNAL
@@ -123,10 +124,31 @@ def test_a_torn_journal_and_a_dead_writers_lock_are_repaired(tmp_path):
     lock = journal.with_name(JOURNAL + ".lock")
     for cut in range(len(whole) - 400, len(whole), 37):
         journal.write_bytes(whole[:cut])
+        lock.unlink(missing_ok=True)
         lock.symlink_to(journal)
         sampler = Sampler(study, tmp_path)
         life(sampler, 3, 2)
         assert len(Sampler(study, tmp_path).study.get_trials()) >= 4
+
+
+def test_an_interrupt_in_the_middle_of_a_write_stays_an_interrupt(tmp_path, monkeypatch):
+    sampler = Sampler(study_of(), tmp_path)
+    tried = []
+
+    def interrupted(name):
+        def call(*args, **kwargs):
+            tried.append(name)
+            raise KeyboardInterrupt
+
+        return call
+
+    for name in ("symlink", "rename", "unlink", "fsync"):  # every call of the system that a write may be stopped in
+        monkeypatch.setattr(os, name, interrupted(name))
+    with pytest.raises(KeyboardInterrupt):
+        life(sampler, 0, 1)
+    assert set(tried) == {"fsync"}
+    monkeypatch.undo()
+    life(Sampler(study_of(), tmp_path), 1, 2)
 
 
 def test_finished_trials_are_adopted_once_when_they_are_points_of_the_space(tmp_path):

@@ -369,7 +369,8 @@ def submitted(cluster, *words, env=None, timeout=150):
 
 def starts(study_dir: Path) -> list[str]:
     """The trials that were started, once for each start."""
-    return [row["trial"] for row in results.records(study_dir) if any(k.startswith("param.") for k in row)]
+    begun = (row for row in results.records(study_dir) if row["status"] == "running")
+    return [row["trial"] for row in begun if any(k.startswith("param.") for k in row)]
 
 
 @pytest.mark.slow
