@@ -108,6 +108,7 @@ def drive(
                 verbose=0,
                 # a dead process: again from the trial's own checkpoint; errors inside a trial are not retried
                 failure_config=tune.FailureConfig(max_failures=DEATHS),
+                checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
                 callbacks=[Watch(run, proposals, resources, stall_seconds=stall_seconds)],
                 log_to_file=False,
             ),

@@ -4,15 +4,14 @@ import fcntl
 from pathlib import Path
 from typing import Any
 
-from ray import tune
-
 from mmts_ray import results, storage
 from mmts_ray.trial import shared
+from mmts_ray.trial.checkpoints import OwnCheckpoints
 from mmts_ray.trial.group import group_run, interrupted
 from mmts_ray.trial.pulse import Pulse
 
 
-class TrialActor(tune.Trainable):
+class TrialActor(OwnCheckpoints):
     """Tune's class trainable; `reuse_actors=True` sends it one trial after another."""
 
     def setup(  # type: ignore[override]
@@ -60,13 +59,9 @@ class TrialActor(tune.Trainable):
         except results.Unwritable as problem:
             return interrupted(problem)
 
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """The trial writes its own checkpoint (see `run`); Tune's holds nothing."""
+    def keep(self) -> None:
         if not self.refusal:
             self.run.save()
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Nothing: the trial continues from its own checkpoint."""
 
     def cleanup(self) -> None:
         if self.refusal:

@@ -18,7 +18,6 @@ from typing import Any
 
 import ray
 import ray.train
-from ray import tune
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_del, _internal_kv_get, _internal_kv_list, _internal_kv_put
 from ray.train.torch import TorchConfig, TorchTrainer
@@ -28,6 +27,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mmts_ray import results, storage
 from mmts_ray.trial import shared
+from mmts_ray.trial.checkpoints import OwnCheckpoints
 from mmts_ray.trial.group import GroupRun, group_run, interrupted
 from mmts_ray.trial.pulse import Pulse
 
@@ -60,7 +60,7 @@ class Bridge:
             return None
 
 
-class WorkersActor(tune.Trainable):
+class WorkersActor(OwnCheckpoints):
     """Tune's class trainable for trials of several workers; it trains nothing itself."""
 
     def setup(  # type: ignore[override]
@@ -93,14 +93,10 @@ class WorkersActor(tune.Trainable):
         self._tell({"do": "step"})
         return self._answer()
 
-    def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """The workers write the trial's own checkpoint; Tune's holds nothing."""
+    def keep(self) -> None:
         if self.begun and self.fit is not None and self.fit.is_alive():
             self._tell({"do": "save"})
             self._answer()
-
-    def load_checkpoint(self, checkpoint: Any) -> None:
-        """Nothing: the trial continues from its own checkpoint."""
 
     def cleanup(self) -> None:
         if self.fit is not None and self.fit.is_alive():
