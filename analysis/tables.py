@@ -27,7 +27,7 @@ NUMBER_COLUMNS = (
 )  # fmt: skip
 SHARE = re.compile(r"(^|_)(r\d+|recall|accuracy|map|ndcg|share)$")
 RECALL = re.compile(r"(?:(?<=_)|^)r(\d+)$")
-DIRECTIONS = {"i2t": "image-to-text", "t2i": "text-to-image", "mid": "middle"}
+WORDS = {"i2t": "image-to-text", "t2i": "text-to-image", "mid": "middle", "map": "mAP", "ndcg": "nDCG"}
 SMALLER_IS_BETTER = re.compile(r"(^|_)(loss|median_rank|mean_rank|error)$")
 
 
@@ -63,8 +63,8 @@ class Metric:
 
     @property
     def label(self) -> str:
-        words = RECALL.sub(r"R@\1", self.name).replace("_", " ").split(" ", 1)
-        return " ".join([DIRECTIONS.get(words[0], words[0]), *words[1:]])
+        words = RECALL.sub(r"R@\1", self.name).replace("_", " ").split(" ")
+        return " ".join(WORDS.get(word, word) for word in words)
 
 
 @dataclass(frozen=True)

@@ -72,15 +72,15 @@ def test_small_words():
 
 def test_labels_of_known_and_unknown_metrics():
     labels = {
-        key: Metric(key, 0, False).label for key in ("test_i2t_r1", "val_t2i_r10", "val_r5", "test_mid_r1", "val_x_y")
-    }
-    assert labels == {
         "test_i2t_r1": "image-to-text R@1",
         "val_t2i_r10": "text-to-image R@10",
         "val_r5": "R@5",
         "test_mid_r1": "middle R@1",
+        "test_i2t_binary_map": "image-to-text binary mAP",
+        "val_ndcg": "nDCG",
         "val_x_y": "x y",
     }
+    assert {key: Metric(key, 0, False).label for key in labels} == labels
 
 
 def test_a_configuration_survives_yaml():

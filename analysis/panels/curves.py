@@ -22,7 +22,7 @@ from ..wording import change, count, listing, percent, score, significant
 
 NAME = "Studied quantity"
 POINT = re.compile(r"(.+) at (.+?) ([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)", re.IGNORECASE)
-BESIDE = ("modality_distance", "modality_accuracy", "tail_r1")  # shown with the reported metric where they vary
+BESIDE = ("modality_distance", "modality_accuracy", "tail_r1", "rare_map", "common_map")  # shown too, where they vary
 FEWEST = 3  # points of a curve
 WIDE = 8  # a sweep over this ratio or more is drawn and measured on a logarithmic axis
 IN_SD = 1.25  # delta in seed standard deviations: below it no difference is worth a choice
