@@ -13,6 +13,7 @@ from mmts_ray import results, space_file
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ("i2t_r1", "i2t_r5", "i2t_r10", "tail_r1", "head_r1", "modality_distance", "modality_accuracy")
+MEASURED += ("i2t_map", "t2i_map", "i2t_ndcg", "ndcg", "rare_map", "medium_map", "common_map", "tail_map")
 STUDIES = sorted((ROOT / "search_spaces" / "studies").glob("*.yaml"))
 
 
