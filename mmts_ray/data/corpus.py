@@ -1,6 +1,7 @@
 """A text corpus: one sentence a line, as SimCSE's wiki1m_for_simcse.txt."""
 
 import gzip
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +34,7 @@ def corpus(path: str | Path, *, limit: int | None = None) -> tuple[list[str], tu
                     found.append(line)
                 else:
                     drops.add(number, EMPTY)
-    except (OSError, EOFError) as problem:
+    except (OSError, EOFError, zlib.error) as problem:
         raise ValueError(
             f"model.corpus: {where} cannot be read ({getattr(problem, 'strerror', None) or problem}); legal is a text "
             "file with one sentence a line (.txt, .gz), such as wiki1m_for_simcse.txt, or null"

@@ -5,6 +5,7 @@ Shapes: P pairs.
 
 import gzip
 import math
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,5 +164,5 @@ def text_of(path: Path) -> str:
         return raw.decode("utf-8-sig").replace("\r\n", "\n")
     except UnicodeDecodeError as problem:
         raise ValueError(f"{path}: not UTF-8 text ({problem.reason} at byte {problem.start})") from None
-    except (OSError, EOFError) as problem:
+    except (OSError, EOFError, zlib.error) as problem:
         raise ValueError(f"{path}: cannot be read ({getattr(problem, 'strerror', None) or problem})") from None
