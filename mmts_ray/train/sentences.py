@@ -71,10 +71,10 @@ class SentenceRun:
         sentence_M = self.text.caption_U[data.frozen.text_M]
         self.sentence_M = sentence_M
         self.id_M = _joined(data.frozen.id_N[data.frozen.image_M], sentence_M)
-        for rows, what in ((self.caption_rows, "captions"), (self.text.corpus_C, "sentences")):
-            if len(rows) < recipe.batch_size:
+        for count, what in ((self._images(), "captions"), (len(self.text.corpus_C), "sentences")):
+            if count < recipe.batch_size:
                 raise ValueError(
-                    f"train.batch_size: {recipe.batch_size}, but there are {len(rows)} {what} to train on; "
+                    f"train.batch_size: {recipe.batch_size}, but there are {count} {what} to train on; "
                     "legal is at most that"
                 )
         self.caption_stats: dict[str, Tensor] = {}
