@@ -1,4 +1,4 @@
-"""A tiny sentence encoder with random weights, and what a student of it reads: made in a moment, in the real formats."""
+"""A tiny sentence encoder with random weights and what a student of it reads, in the real formats, made in a moment."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,8 @@ import toy
 
 from mmts_ray.features import Frozen
 
-WORDS = "a the man woman dog cat child bird plays runs sleeps eats jumps sings red blue green small large park".split()
+TEXT = "a the man woman dog cat child bird plays runs sleeps eats jumps sings red blue green small large park"
+WORDS = TEXT.split()
 KINDS = {"bert": "BertModel", "roberta": "RobertaModel", "distilbert": "DistilBertModel", "mpnet": "MPNetModel"}
 
 

@@ -343,17 +343,17 @@ def test_what_does_not_go_together_is_refused_in_one_line(home, tmp_path):
     refused("^model.reinit_layers: 2, but 1 are trained", model__reinit_layers=2)
     refused("^model.caption_every: null .*leaves kdmcse nothing", model__caption_every=None)
     refused("^schedule.spread: 0.15, but sentences", schedule__name="cosine")
-    with pytest.raises(ValueError, match="^loss.name: kdmcse reads sentences, which model frozen_heads does not"):
+    with pytest.raises(ValueError, match=r"^loss.name: kdmcse reads sentences, which model frozen_heads does not"):
         from_flat({"loss.name": "kdmcse"})
     openmoji = {"data.name": "openmoji", "model.name": "sentence_student", "model.sts": "x", "loss.name": "kdmcse"}
-    with pytest.raises(ValueError, match="^loss.image_threshold: 0.9 .* share no space; legal is null"):
+    with pytest.raises(ValueError, match=r"^loss.image_threshold: 0.9 .* share no space; legal is null"):
         from_flat(openmoji)
-    with pytest.raises(ValueError, match="^loss.soft_label_source: paper .*legal is code"):
+    with pytest.raises(ValueError, match=r"^loss.soft_label_source: paper .*legal is code"):
         from_flat({**openmoji, "loss.image_threshold": None, "loss.soft_label_source": "paper"})
     assert from_flat({**openmoji, "loss.image_threshold": None}).name("loss") == "kdmcse"
     config = config_of(home)
     bare = replace(students.frozen(), captions_U=())
-    with pytest.raises(ValueError, match="^data.name: these features come without captions"):
+    with pytest.raises(ValueError, match=r"^data.name: these features come without captions"):
         with_sentences(bare, config.kwargs("model"), cache_dir=tmp_path)
     for key, value, message in (
         ("student", str(tmp_path / "none"), "^model.student: .*is not known"),
@@ -364,7 +364,7 @@ def test_what_does_not_go_together_is_refused_in_one_line(home, tmp_path):
     ):
         with pytest.raises(ValueError, match=message):
             with_sentences(students.frozen(), {**config.kwargs("model"), key: value}, cache_dir=tmp_path)
-    with pytest.raises(ValueError, match="^train.batch_size: 64, but there are 40 captions"):
+    with pytest.raises(ValueError, match=r"^train.batch_size: 64, but there are 40 captions"):
         run_of(*config_and_data(home, train__batch_size=64))
 
 
@@ -377,15 +377,15 @@ def test_a_study_on_several_workers_is_refused(home, tmp_path):
     flat = config_of(home).flat()
     path.write_text(yaml.safe_dump({"study": "s", "objective": {"val_stsb": "max"}, "fixed": flat, "trials": 0,
                                     "resources": {"workers": 2}}))  # fmt: skip
-    with pytest.raises(ValueError, match="resources.workers: 2, but a sentence_student trains on one; legal is 1"):
+    with pytest.raises(ValueError, match=r"resources.workers: 2, but a sentence_student trains on one; legal is 1"):
         space_file.load(path)
     config, data = config_and_data(home)
-    with pytest.raises(ValueError, match="resources.workers: a sentence student trains on one worker"):
+    with pytest.raises(ValueError, match=r"resources.workers: a sentence student trains on one worker"):
         SentenceRun(config=config, data=data, recipe=config.function("train")(), group=object())
 
 
 @pytest.mark.parametrize(("pooling", "trained"), [("cls", 1), ("mean", None)])
-def test_an_exported_student_is_the_trained_one_with_its_pooling_and_can_be_a_start_and_an_encoder(
+def test_an_exported_student_is_the_trained_one_and_can_be_a_start_and_an_encoder(
     made, home, tmp_path, pooling, trained
 ):
     config, data = made(model__pooling=pooling, model__trained_layers=trained)

@@ -118,7 +118,7 @@ def test_a_corpus_is_text_a_line_a_sentence(tmp_path):
     path.write_text("one\n\n")
     with pytest.raises(ValueError, match="has 1 sentences; legal are 2 or more"):
         corpus(path)
-    with pytest.raises(ValueError, match="nowhere.txt cannot be read .*one sentence a line"):
+    with pytest.raises(ValueError, match=r"nowhere.txt cannot be read .*one sentence a line"):
         corpus(tmp_path / "nowhere.txt")
 
 
