@@ -48,7 +48,10 @@ OURS: dict[str, set[str]] = {
     "storage": {"cache", "results"},
     "status": {"ranking", "results", "storage"},
     "loggers": {"results"},
-    "interop": {"results", "space", "status"},
+    "interop": {
+        *("config", "encoders", "features", "folder", "losses", "plan", "prepare", "results", "space"),
+        *("status", "storage", "towers", "train"),
+    },
     "progress": {"plan", "results", "status", "study"},
     "trial": {"config", "results", "storage", "train"},
     "ranking": {"results"},

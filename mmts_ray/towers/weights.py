@@ -10,7 +10,7 @@ import pickle
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ class Source:
     version: str  # changes with the configuration and the weights
     file: Path | None = None
     published: bool = False  # by the library, which then reads the file in whatever layout it has
-    notes: tuple[str, ...] = field(default_factory=tuple)
 
     @property
     def image_size(self) -> int:
@@ -203,13 +202,18 @@ def _file(name: str, weights: str) -> Path:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The library logs at every level on the root logger, and what matters is raised."""
-    before = logging.root.manager.disable
+    """The library logs at every level on the root logger, and transformers draws bars; what matters is raised."""
+    from transformers.utils import logging as bars
+
+    before, drawn = logging.root.manager.disable, bars.is_progress_bar_enabled()
     logging.disable(logging.ERROR)
+    bars.disable_progress_bar()
     try:
         yield
     finally:
         logging.disable(before)
+        if drawn:
+            bars.enable_progress_bar()
 
 
 @contextmanager
@@ -222,16 +226,16 @@ def local_dir(source: Source) -> Iterator[str]:
 
 def tokenizer(source: Source) -> Any:
     """From a list of texts to token ids, int64 (texts, context_length), as the model's configuration names it."""
-    import open_clip as library
+    from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 
     text = source.model_cfg["text_cfg"]
     kwargs = dict(text.get("tokenizer_kwargs") or {})
     name = text.get("hf_tokenizer_name")
     if not name:
-        return library.SimpleTokenizer(context_length=source.context_length, **kwargs)
+        return SimpleTokenizer(context_length=source.context_length, **kwargs)
     try:
         with _quiet():
-            return library.HFTokenizer(
+            return HFTokenizer(
                 name, context_length=source.context_length, tokenizer_mode=text.get("tokenizer_mode"), **kwargs
             )
     except Exception as problem:  # no network, no such repository, damaged files
@@ -240,6 +244,21 @@ def tokenizer(source: Source) -> Any:
             f"model.weights: the tokenizer {name} of {source.name} cannot be loaded ({said}); without a network, "
             "hf_tokenizer_name in a CONFIG.json may be a folder that holds it"
         ) from problem
+
+
+def save_text_tower(source: Source, folder: Path) -> bool:
+    """Write configuration and tokenizer of a Hugging Face text tower, which the library looks for in its own folder.
+
+    False when the text tower is the library's own, with the library's own tokenizer.
+    """
+    text = source.model_cfg["text_cfg"]
+    if "hf_tokenizer_name" in text:
+        tokenizer(source).save_pretrained(folder)
+    if "hf_model_name" in text:
+        from transformers import AutoConfig
+
+        AutoConfig.from_pretrained(text["hf_model_name"]).save_pretrained(folder)
+    return "hf_tokenizer_name" in text or "hf_model_name" in text
 
 
 def build(source: Source, seed: int) -> torch.nn.Module:

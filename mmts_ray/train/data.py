@@ -102,12 +102,19 @@ class TrainData:
             image_NI = self._tensor(self.frozen.image_NI)
             if not standardise:
                 return image_NI
-            train_NI = image_NI[self._tensor(self.frozen.split_N == TRAIN)]
-            deviation_I = train_NI.std(dim=0, correction=0)
-            # a constant feature (deviation 0) carries nothing: leave it at 0 instead of dividing by 0
-            return (image_NI - train_NI.mean(dim=0)) / torch.where(deviation_I > 1e-6, deviation_I, torch.inf)
+            mean_I, deviation_I = self.standard()
+            return (image_NI - mean_I) / deviation_I
 
         return self._once(("images", standardise), make)
+
+    def standard(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and deviation of the training images' features, (I,) each; the deviation of a constant one is infinite.
+
+        A constant feature carries nothing: it is left at 0 instead of being divided by 0.
+        """
+        train_NI = self._tensor(self.frozen.image_NI)[self._tensor(self.frozen.split_N == TRAIN)]
+        deviation_I = train_NI.std(dim=0, correction=0)
+        return train_NI.mean(dim=0), torch.where(deviation_I > 1e-6, deviation_I, torch.inf)
 
     def texts(self) -> torch.Tensor:
         """Text features of the unique captions (U, T)."""
