@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mmts_ray.data import DATASETS
+from mmts_ray.data import DATASETS, READY
 from mmts_ray.groups import GROUPS
 from mmts_ray.losses import LOSSES, SCHEDULED, SENTENCE_LOSSES, STATE
 from mmts_ray.metrics import head_tail
@@ -167,8 +167,12 @@ def _check_together(values: Mapping[str, Any]) -> None:
         if not low <= init <= high:
             raise ValueError(f"schedule.init: {init} is outside [low, high] = [{low}, {high}]")
     _check_sentences(values)
+    if values["model.name"] == "twins" and values["data.name"] not in READY:
+        raise ValueError(
+            f"model.name: twins need two like sides, not {values['data.name']}; legal are {', '.join(READY)}"
+        )
     encoders = [values.get(f"model.{side}_encoder") for side in ("image", "text")]
-    if values.get("loss.soft_labels") == "paper" and values["data.name"] != "features" and encoders[0] != encoders[1]:
+    if values.get("loss.soft_labels") == "paper" and values["data.name"] not in READY and encoders[0] != encoders[1]:
         raise ValueError(
             f"loss.soft_labels: paper compares captions with images, and {encoders[0]} and {encoders[1]} share no "
             "space; legal are text, image, code, or one open_clip model as both encoders"

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from mmts_ray.student import Student
     from mmts_ray.towers import Heads
     from mmts_ray.towers.clip import Clip
+    from mmts_ray.towers.twins import Twins
 
 
 def frozen_heads(
@@ -239,9 +240,39 @@ def sentence_student(
     )
 
 
+def twins(
+    image_dim: int,
+    text_dim: int,
+    seed: int,
+    *,
+    net: Annotated[
+        str, Choice(("mlp", "conv"), doc="two hidden layers, or three convolutions of stride 2, then a linear layer")
+    ] = "mlp",
+    width: Annotated[
+        int, Int(8, 4096, log=True, doc="hidden units of mlp; conv has 1/8, 1/4, 1/4 as many channels")
+    ] = 256,
+    dim: Annotated[int, Int(2, 8192, log=True, doc="dimension of the joint embedding")] = 64,
+) -> "Twins":
+    """Two independent encoders of one form with identical initial weights, for data whose both sides are pictures.
+
+    u = normalise(f(x)), w = normalise(g(y)), f = g at the start; x, y (B, I) pixels -> unit rows (B, D). With mlp, f is
+    Linear(I, width), ReLU, Linear(width, width), ReLU, Linear(width, D). Any gap between the two sides is then made by
+    training. ValueError when the two sides differ in size, or when conv gets what is no square picture.
+    """
+    from mmts_ray.towers.twins import Twins
+
+    if image_dim != text_dim:
+        raise ValueError(
+            f"model.name: twins start with equal weights, and the two sides have {image_dim} and {text_dim} numbers; "
+            "legal is data whose sides are alike"
+        )
+    return Twins(inputs=image_dim, net=net, width=width, dim=dim, seed=seed)
+
+
 MODELS: dict[str, Callable[..., Any]] = {
     "frozen_heads": frozen_heads,
     "open_clip": open_clip,
     "sentence_student": sentence_student,
+    "twins": twins,
 }
 INPUTS: dict[str, Callable[..., Any]] = {"open_clip": open_clip_inputs}  # models that read more than features

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mmts_ray.data import DATASETS
+from mmts_ray.encoders import NONE
 from mmts_ray.features import Frozen, Progress, encode
 from mmts_ray.models import INPUTS
 from mmts_ray.sentences import with_sentences
@@ -19,7 +20,7 @@ def features(encoding: Mapping[str, Any], *, cache_dir: Path, quiet: bool = Fals
     name = encoding["data.name"]
     kwargs = {k.removeprefix("data."): v for k, v in encoding.items() if k.startswith("data.") and k != "data.name"}
     model = {k.removeprefix("model."): v for k, v in encoding.items() if k.startswith("model.")}
-    given = {k: model[k] for k in ("image_encoder", "text_encoder")}
+    given = {k: model.get(k, NONE) for k in ("image_encoder", "text_encoder")}  # twins read ready features only
     inputs = INPUTS[model["name"]](**model) if model["name"] in INPUTS else None
     dataset = DATASETS[name](**kwargs)
     with nullcontext() if quiet else progress_on(sys.stderr) as progress:

@@ -37,7 +37,7 @@ OURS: dict[str, set[str]] = {
     "study": {"config", "space"},
     "space_file": {"explore", "config", "loggers", "losses", "metrics", "results", "space", "space_file", "study"},
     "reference": {"config", "space", "study"},
-    "prepare": {"data", "features", "models", "sentences"},
+    "prepare": {"data", "encoders", "features", "models", "sentences"},
     "train": {"cache", "config", "features", "gradcache", "kernels", "prepare", "sentences", "space", "student"}
     | DECLARATIONS,
     "sampler": {"config", "space", "study", "tpe"},

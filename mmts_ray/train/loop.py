@@ -21,7 +21,7 @@ from mmts_ray.train.towers import Towers
 from mmts_ray.train.workers import agreed
 
 # by `model.name`
-RUNS: dict[str, Any] = {"frozen_heads": Pairs, "open_clip": Towers, "sentence_student": SentenceRun}
+RUNS: dict[str, Any] = {"frozen_heads": Pairs, "open_clip": Towers, "sentence_student": SentenceRun, "twins": Pairs}
 
 Pulse = Callable[[int, int, Callable[[], dict[str, Any]]], None]  # step, finished epochs, how to make a checkpoint
 

@@ -100,7 +100,7 @@ class Pairs:
 
     def _inputs(self) -> tuple[Any, Any]:
         """What the model reads, a row per image and per unique caption."""
-        return self.data.images(standardise=self.config.kwargs("model")["standardise"]), self.data.texts()
+        return self.data.images(standardise=self.config.kwargs("model").get("standardise", False)), self.data.texts()
 
     def set_lr(self, lr: float) -> None:
         for group in self.optimiser.param_groups:
