@@ -370,3 +370,37 @@ def test_stand_in_features_reach_the_figures_that_are_known_for_them(real):
     assert row.metrics["val_i2t_binary_map"] < row.metrics["val_i2t_map"] - 0.15  # graded hits raise the published one
     (start,) = train(from_flat({**flat, "train.epochs": 1, "train.lr": 1e-7}), TrainData(frozen))
     assert start.metrics["val_i2t_map"] < 0.2
+
+
+def test_a_clip_is_the_mean_of_its_frames_where_frames_are_given(folder, words, tmp_path, monkeypatch):
+    from PIL import Image
+
+    tower = Tower(3, 8, lambda picture: np.asarray(picture).mean((0, 1)), lambda inputs: np.stack(inputs))
+    monkeypatch.setitem(ENCODERS["image"], "colour", lambda: Encoder("colour", "1", lambda: tower))
+    columns = (*CLIPS, "start_frame", "stop_frame")
+    for name, clips in (("EPIC_100_retrieval_train.csv", TRAINED), ("EPIC_100_retrieval_test.csv.gz", TESTED)):
+        spans = [{"start_frame": 10 * place + 1, "stop_frame": 10 * place + 8} for place in range(len(clips))]
+        write(folder / name, [{**clip, **span} for clip, span in zip(clips, spans)], columns)
+        for place, clip in enumerate(clips[:-1] if clips is TRAINED else clips):
+            video = clip["narration_id"].rpartition("_")[0]
+            inside = video if clips is TRAINED else f"{video[:3]}/rgb_frames/{video}"
+            (tmp_path / "frames" / inside).mkdir(parents=True, exist_ok=True)
+            for frame in range(10 * place + 1, 10 * place + 9):
+                picture = Image.new("RGB", (4, 4), (frame, place, 0))
+                picture.save(tmp_path / "frames" / inside / f"frame_{frame:010d}.png")
+    chosen = {"path": str(folder), "frames": str(tmp_path / "frames"), "validation_share": 0.3, "max_dropped": 0.3}
+    data = epic100(**chosen, frames_per_clip=2)
+    assert data.dropped == {"no frames of this clip": 1}
+    frozen = encode(data, image_encoder="colour", text_encoder="minilm-l6", cache_dir=tmp_path / "cache")
+    for place, clip in enumerate(TRAINED[:-1]):
+        row = frozen.image_NI[data.image_ids.index(clip["narration_id"])]
+        np.testing.assert_array_equal(row, [10 * place + 5, place, 0])  # of frames 3 and 7
+    assert frozen.relevance is not None
+    assert "stand-in" not in " ".join(data.notes)
+    with pytest.raises(ValueError, match="frames or features, not both"):
+        epic100(**chosen, features="f.npy")
+    with pytest.raises(ValueError, match="no such folder"):
+        epic100(path=str(folder), frames=str(tmp_path / "none"))
+    write(folder / "EPIC_100_retrieval_test.csv.gz", TESTED)
+    with pytest.raises(ValueError, match="no column 'start_frame'"):
+        epic100(**chosen)

@@ -1,9 +1,11 @@
 """A small data set of ready features in which pairs can be learned: used where real encoders would only cost time."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from mmts_ray.data.relevance import Relevance, numbered
 from mmts_ray.features import Frozen
 
 # what a study of it fixes, small enough that a trial takes a moment
@@ -55,3 +57,15 @@ def npz(folder: Path, **kwargs: int) -> Path:
     others = {"image_index": made["image_index"], "class": made["class"].astype(str), "split": named}
     np.savez(path, **features, **others)
     return path
+
+
+def graded(made: Frozen) -> Frozen:
+    """The same features with a caption list of all splits and relevancy from made-up verb and noun classes."""
+    rng = np.random.default_rng(0)
+    keys = [(int(verb), {int(noun)}) for verb, noun in rng.integers(0, 3, (len(made.image_M), 2))]
+    first = np.unique(made.image_M, return_index=True)[1]
+    verb_K, noun_KV, key = numbered([*(keys[row] for row in first), *keys])
+    images = len(first)
+    split_C = made.split_N[made.image_M]
+    relevance = Relevance(verb_K, noun_KV, key[:images], key[images:], split_C)
+    return replace(made, key=f"{made.key}-graded", relevance=relevance, text_C=made.text_M)

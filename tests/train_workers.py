@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from toy import frozen
+from toy import frozen, graded
 
 from mmts_ray.config import from_flat
 from mmts_ray.losses import LOSSES
@@ -48,6 +48,7 @@ CASES = {
     "sms": {"loss.name": "sms", "schedule.value": 0.6},
     "triplet": {"loss.name": "triplet", "schedule.name": "cosine"},
     "cosine rate": {"train.lr_schedule": "cosine", "train.warmup": 0.3},
+    "any relevant caption": {"loss.name": "max_margin", "schedule.name": "cosine", "train.captions": "relevant"},
     "clipped": {"train.lr_schedule": "linear", "train.clip": 0.01},
 }
 # float64 tells a wrong gradient from rounding; float32 is what trials run in
@@ -60,7 +61,7 @@ def config_of(case):
 
 
 def data_of(dtype, device="cpu"):
-    made = frozen(captions_each=2)
+    made = graded(frozen(captions_each=2))
     as_type = {name: getattr(made, name).astype(str(dtype).removeprefix("torch.")) for name in ("image_NI", "text_UT")}
     return TrainData(type(made)(**{**vars(made), **as_type}), device=device)
 

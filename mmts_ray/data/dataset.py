@@ -39,13 +39,14 @@ class Dataset:
     row_M: np.ndarray  # int64: row number in the source
     drops: Drops
     images_fingerprint: str  # changes when a picture or their order changes
-    image: "Callable[[int], Image] | None" = None
+    image: "Callable[[int], Image | list[Image]] | None" = None
     class_N: np.ndarray | None = None  # int32 into class_names
     class_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     credits: tuple[str, ...] = ()  # whom to name when the data are used
     image_features_NI: np.ndarray | None = None
     image_source: str = "given"  # what image features are that no encoder of ours made
+    of_frames: bool = False  # `image(i)` opens a list of pictures, whose features are averaged
     stand_in: Callable[[np.ndarray], np.ndarray] | None = None  # (N, E) -> (N, I)
     text_features_UT: np.ndarray | None = None
     text_M: np.ndarray | None = field(default=None)

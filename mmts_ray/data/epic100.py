@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import numpy as np
 
 from mmts_ray.data.clip_features import KINDS, STAND_IN, clip_features, stand_in
+from mmts_ray.data.clip_frames import frame_files, open_frames, stamps
 from mmts_ray.data.dataset import TEST, TRAIN, VALIDATION, Dataset, digest, number_classes, split_by_id
 from mmts_ray.data.drops import Drops
 from mmts_ray.data.relevance import Relevance, numbered
@@ -20,11 +21,14 @@ from mmts_ray.data.rows import Format, read_rows
 from mmts_ray.space import Choice, Float, Int, Text
 
 CLIP_COLUMNS = ("narration_id", "narration", "verb_class", "noun_class", "all_noun_classes")
+FRAME_COLUMNS = ("start_frame", "stop_frame")
 CLASS_LIST = re.compile(r"\[\s*(\d+\s*(,\s*\d+\s*)*)?\]")
 NO_NAME, NAME_TWICE = "no narration_id", "narration_id occurs twice"
 NO_TEXT = "empty narration"
 NO_CLASS = "a class is not a whole number"
 IS_TEST = "is a test clip"
+NO_SPAN = "start_frame or stop_frame is not a whole number"
+NO_FRAMES = "no frames of this clip"
 NO_CLIP = "its clip is not in the test file"
 CREDIT = "EPIC-KITCHENS-100 annotations, Damen et al. (IJCV 2022), CC BY-NC 4.0"
 
@@ -40,6 +44,11 @@ class Clip:
     narration: str
     key: Key
     noun: int
+    span: tuple[int, int]  # first and last frame, where frames are read
+
+    @property
+    def video(self) -> str:
+        return self.name.rpartition("_")[0]
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,16 @@ def epic100(
     test_features: Annotated[
         str | None, Text(path=True, doc="features of the test clips", none="those of data.features has them too")
     ] = None,
+    frames: Annotated[
+        str | None,
+        Text(
+            path=True,
+            doc="folder of the official frames, PXX/rgb_frames/PXX_YY/frame_0000000001.jpg or PXX_YY/frame_..., which "
+            "the image encoder encodes and which are averaged over a clip",
+            none="data.features says what clips are",
+        ),
+    ] = None,
+    frames_per_clip: Annotated[int, Int(1, 64, doc="of data.frames, evenly over a clip", unit="frames")] = 4,
     sigma: Annotated[
         float, Float(0.0, 100.0, doc="length of the noise in stand-in features, beside a signal of length 1")
     ] = 3.0,
@@ -102,8 +121,9 @@ def epic100(
     limits = {"strict": strict, "max_dropped": max_dropped}
     where = [_find(folder, "retrieval_test"), _training_file(folder, train)]
     drops = [Drops(source=file.name, **limits) for file in where]
-    test, test_order = _clips(where[0], drops[0])
-    trained, train_order = _clips(where[1], drops[1], not_these={clip.name for clip in test})
+    test, test_order = _clips(where[0], drops[0], spans=frames is not None)
+    names = {clip.name for clip in test}
+    trained, train_order = _clips(where[1], drops[1], spans=frames is not None, not_these=names)
     drops.append(Drops(source="test captions", **limits))
     test_captions = _test_captions(_find(folder, "retrieval_test_sentence"), drops[2], test)
     sentences = _optional(folder, "retrieval_train_sentence")
@@ -114,7 +134,16 @@ def epic100(
 
     source, given_NI = f"{STAND_IN} (narration, noise of length {sigma:g}, no video)", None
     usable = [np.arange(len(trained)), np.arange(len(test))]
-    if features != STAND_IN:
+    shown: list[list[Path]] = []
+    if frames is not None:
+        if features != STAND_IN or test_features is not None:
+            raise ValueError("data.frames: clips are frames or features, not both; leave data.features out")
+        source = f"{frames_per_clip} frames a clip"
+        for number, clips in enumerate((trained, test)):
+            found = [frame_files(Path(frames).expanduser(), clip.video, *clip.span, frames_per_clip) for clip in clips]
+            usable[number] = _with(found, clips, drops[1 - number])
+            shown += found
+    elif features != STAND_IN:
         source = Path(features).name
         files = [Path(features).expanduser(), Path(test_features or features).expanduser()]
         train_NI, usable[0] = _features(files[0], trained, train_order, drops[1])
@@ -130,7 +159,7 @@ def epic100(
     split_train = np.full(len(usable[0]), TRAIN)
     seen_test = np.zeros(0, dtype=np.int64)
     if validation == "train":
-        videos = [trained[place].name.rpartition("_")[0] for place in usable[0]]
+        videos = [trained[place].video for place in usable[0]]
         shares = {"validation_share": validation_share, "test_share": 0.0}
         drawn = split_by_id(videos, seed=seed, source=where[1].name, **shares)
         split_train = np.array([drawn[video] for video in videos])
@@ -150,7 +179,7 @@ def epic100(
     class_N, class_names = number_classes([CLASSES[classes](clip) for clip in clips])
     what = [f"{clip.name} {clip.narration}" for clip in clips]
     return Dataset(
-        name="epic100" if given_NI is not None else f"epic100, {STAND_IN} clip features",
+        name="epic100" if given_NI is not None or shown else f"epic100, {STAND_IN} clip features",
         captions=[clip.narration for clip in clips],
         image_M=np.arange(len(clips), dtype=np.int32),
         split_N=split_N.astype(np.int8),
@@ -158,7 +187,11 @@ def epic100(
         image_ids=[clip.name for clip in clips],
         row_M=np.array([clip.row for clip in clips], dtype=np.int64),
         drops=Drops.joined(folder.name, drops),
-        images_fingerprint=digest(source, place_N, what, None if given_NI is None else given_NI),
+        images_fingerprint=digest(source, place_N, what, given_NI, stamps(shown[place] for place in place_N.tolist()))
+        if shown
+        else digest(source, place_N, what, given_NI),
+        image=partial(open_frames, [shown[place] for place in place_N.tolist()]) if shown else None,
+        of_frames=bool(shown),
         class_N=class_N,
         class_names=class_names,
         notes=_notes(relevance, split_N, validation, source, given=sentences is not None),
@@ -198,15 +231,17 @@ def _training_file(folder: Path, train: str | None) -> Path:
     return inside if inside.is_file() else Path(train).expanduser()
 
 
-def _clips(path: Path, drops: Drops, not_these: Set[str] = frozenset()) -> tuple[list[Clip], list[str]]:
+def _clips(path: Path, drops: Drops, *, spans: bool, not_these: Set[str] = frozenset()) -> tuple[list[Clip], list[str]]:
     """(usable clips, the name of every row of the file, empty where it cannot be used)."""
-    rows, _ = read_rows(path, CLIP_COLUMNS, "narration_id", Format(), drops)
+    columns = (*CLIP_COLUMNS, *FRAME_COLUMNS) if spans else CLIP_COLUMNS
+    rows, _ = read_rows(path, columns, "narration_id", Format(), drops)
     by_number: dict[int, str] = {number: "" for number, _, _ in drops.rows}
     clips: list[Clip] = []
     seen: set[str] = set()
     for number, cells in rows:
         name, text, key = _word(cells["narration_id"]), _word(cells["narration"]), _key(cells, "all_noun_classes")
         noun = _whole(cells["noun_class"])
+        first, last = (_whole(cells[column]) for column in FRAME_COLUMNS) if spans else (0, 0)
         by_number[number] = name
         if not name:
             drops.add(number, NO_NAME)
@@ -219,8 +254,10 @@ def _clips(path: Path, drops: Drops, not_these: Set[str] = frozenset()) -> tuple
             drops.add(number, NO_TEXT, name)
         elif key is None or noun is None:
             drops.add(number, NO_CLASS, name)
+        elif first is None or last is None:
+            drops.add(number, NO_SPAN, name)
         else:
-            clips.append(Clip(number, name, text, key, noun))
+            clips.append(Clip(number, name, text, key, noun, (first, last)))
         seen.add(name)
     if not clips:
         drops.check()
@@ -264,6 +301,14 @@ def _features(where: Path, clips: Sequence[Clip], order: Sequence[str], drops: D
     for place, reason in problems.items():
         drops.add(clips[place].row, reason, clips[place].name)
     return found_NI, np.array([place for place in range(len(clips)) if place not in problems], dtype=np.int64)
+
+
+def _with(found: Sequence[list[Path]], clips: Sequence[Clip], drops: Drops) -> np.ndarray:
+    """Which clips have frames; the others are dropped."""
+    for clip, files in zip(clips, found):
+        if not files:
+            drops.add(clip.row, NO_FRAMES, clip.name)
+    return np.array([place for place, files in enumerate(found) if files], dtype=np.int64)
 
 
 def _key(cells: dict[str, Any], nouns: str) -> Key | None:

@@ -73,8 +73,9 @@ def encode(
     makes it and the others wait. Raises ValueError, one line: unknown encoder, no network for its weights, cache not
     writable, too many drops, inputs of a data set without pictures.
     """
-    if dataset.image is None and inputs is not None:
-        raise ValueError(f"model.name: this model reads pictures, and data {dataset.name} has features only")
+    if inputs is not None and (dataset.image is None or dataset.of_frames):
+        has = "frames" if dataset.of_frames else "features"
+        raise ValueError(f"model.name: this model reads pictures, and data {dataset.name} has {has} only")
     cache = Path(cache_dir) if cache_dir is not None else default_cache_dir()
     if dataset.text_features_UT is not None:
         return _ready(dataset)
@@ -84,6 +85,8 @@ def encode(
         None if name == NONE else find_encoder(kind, name)
         for kind, name in (("image", image_encoder), ("text", text_encoder))
     )
+    if images is not None and dataset.of_frames:
+        images = _averaged(images)
 
     def report(done: int, total: int, what: str) -> None:
         if progress is not None:
@@ -106,7 +109,7 @@ def encode(
     kept, keep_N = _without(dataset, failed)
     if failed:
         image_NI = image_NI[keep_N]
-    unique = sorted(set(kept.captions))
+    unique = sorted({*kept.captions, *kept.listed})
 
     def of_texts(texts: "Encoder | None") -> tuple[str, np.ndarray]:
         if texts is None:
@@ -124,7 +127,8 @@ def encode(
     credits = (*kept.credits, *(e.credit for e in (images, texts) if e is not None and e.credit))
     encoders = {"image_encoder": image_encoder, "text_encoder": text_encoder, "credits": credits}
     if inputs is None:
-        return _frozen(kept, image_NI, text_UT, text_M, f"{image_key} {text_key}", encoders)
+        frozen = _frozen(kept, image_NI, text_UT, text_M, f"{image_key} {text_key}", encoders)
+        return _graded(frozen, kept, np.array([position[caption] for caption in kept.listed], dtype=np.int32))
     token_key, token_UL = of_texts(inputs.texts)
     frozen = _frozen(
         kept, image_NI, text_UT, text_M, f"{image_key} {text_key} {pixel_key} {token_key} {inputs.version}", encoders
@@ -179,11 +183,36 @@ def _with_texts(dataset: Dataset, text_encoder: str, cache: Path, progress: Prog
     names: dict[str, Any] = {"image_encoder": dataset.image_source, "text_encoder": encoder.name}
     names["credits"] = tuple(dict.fromkeys(filter(None, credits)))
     frozen = _frozen(dataset, image_NI, text_UT, place[:rows], f"{key} {text_key}", names)
+    return _graded(frozen, dataset, place[rows:])
+
+
+def _graded(frozen: Frozen, dataset: Dataset, text_C: np.ndarray) -> Frozen:
+    """The features with the relevancy of the data set's listed captions, if it has any."""
     if dataset.relevance is None:
         return frozen
-    text_C = place[rows:]
-    graded = digest(frozen.key, dataset.relevance.fingerprint, text_C)[:32]
-    return replace(frozen, key=graded, relevance=dataset.relevance, text_C=text_C)
+    key = digest(frozen.key, dataset.relevance.fingerprint, text_C)[:32]
+    return replace(frozen, key=key, relevance=dataset.relevance, text_C=text_C)
+
+
+def _averaged(encoder: "Encoder") -> "Encoder":
+    """The encoder on lists of pictures: the mean of the features of each list."""
+    from mmts_ray.encoders import Tower
+
+    def load() -> "Tower":
+        tower = encoder.load()
+
+        def encode(clips: Sequence[list[Any]]) -> np.ndarray:
+            features_FI = tower.encode([frame for clip in clips for frame in clip])
+            starts = np.cumsum([0, *(len(clip) for clip in clips)])[:-1]
+            counts = np.array([[len(clip)] for clip in clips])
+            return (np.add.reduceat(features_FI, starts, axis=0) / counts).astype(np.float32)
+
+        def prepare(clip: Sequence[Any]) -> list[Any]:
+            return [tower.prepare(frame) for frame in clip]
+
+        return Tower(dim=tower.dim, batch_size=max(1, tower.batch_size // 4), prepare=prepare, encode=encode)
+
+    return replace(encoder, name=f"{encoder.name}, mean of frames", version=f"{encoder.version} frames", load=load)
 
 
 def _frozen(
@@ -230,6 +259,7 @@ def _without(dataset: Dataset, failed: Failed) -> tuple[Dataset, np.ndarray]:
         id_N=dataset.id_N[keep_N],
         class_N=None if dataset.class_N is None else dataset.class_N[keep_N],
         image_ids=[dataset.image_ids[n] for n in stay_N],
+        relevance=dataset.relevance and replace(dataset.relevance, key_N=dataset.relevance.key_N[keep_N]),
         drops=drops,
     )
     return kept, keep_N
