@@ -36,7 +36,7 @@ SHIFTS = ("schedule.shift_min", "schedule.shift_max")  # the paper's names, acce
 # one study has one set of features and of inputs; these decide them
 ENCODING = (
     "data.",
-    *(f"model.{key}" for key in ("name", "image_encoder", "text_encoder", "weights", "prompts")),
+    *(f"model.{key}" for key in ("name", "image_encoder", "text_encoder", "weights", "prompts", "zeroshot")),
     *(f"model.{key}" for key in ("student", "trained_layers", "max_length", "corpus", "sts")),
 )
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     import torch
     from PIL.Image import Image
 
+    from mmts_ray.data import Dataset
+
 LITE0_SHA256 = "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db"
 MINILM_SHA256 = {
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -66,13 +68,14 @@ class Inputs:
     """What a model that is trained on pictures and captions reads: they are made rows once, as features are.
 
     `version` changes with the weights that the model starts from. `prompts` makes (C, P, L) rows of class names, with P
-    templates each, for zero-shot classification.
+    templates each, for zero-shot classification; `zeroshot` are pictures to classify instead of the data's own.
     """
 
     images: Encoder
     texts: Encoder
     version: str
     prompts: Callable[[Sequence[str]], np.ndarray]
+    zeroshot: "Dataset | None" = None
 
 
 def find_encoder(kind: str, name: str) -> Encoder:

@@ -123,6 +123,14 @@ def open_clip(
     prompts: Annotated[
         str, Text(doc="templates of the zero-shot classification, divided by |, {} is the class")
     ] = "a picture of {}",
+    zeroshot: Annotated[
+        str | None,
+        Text(
+            path=True,
+            doc="pictures for the zero-shot classification: a folder with a folder for each class",
+            none="the data's own pictures, if they have classes",
+        ),
+    ] = None,
     image_encoder: Annotated[
         str, Text(path=True, doc="frozen image encoder for image clusters and teachers, as in frozen_heads; or none")
     ] = "none",
@@ -152,11 +160,11 @@ def open_clip(
     )
 
 
-def open_clip_inputs(*, weights: str, prompts: str, **rest: object) -> "Inputs":
+def open_clip_inputs(*, weights: str, prompts: str, zeroshot: str | None, **rest: object) -> "Inputs":
     """What `open_clip` reads, from the `model.*` part of what decides inputs."""
     from mmts_ray.towers.pack import inputs
 
-    return inputs(weights, prompts)
+    return inputs(weights, prompts, zeroshot)
 
 
 def sentence_student(

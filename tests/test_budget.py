@@ -124,10 +124,18 @@ def test_what_waits_or_ran_is_not_proposed_again(tmp_path):
     assert "1 configurations proposed first" in warm_start(study, sampler, ran, data_key="toy")[0]
 
 
-@pytest.mark.parametrize("differs", ["fidelity", "data", "seeds"])
+TOWERS = {**{k: v for k, v in FIXED.items() if k != "model.dim"}, "model.name": "open_clip"}  # in place of heads
+
+
+@pytest.mark.parametrize("differs", ["fidelity", "model", "data", "seeds"])
 def test_of_a_study_that_differs_only_the_points_carry_over(differs, tmp_path):
     points = other_study(tmp_path / "first")
-    changes = {"fidelity": {"fixed": {**FIXED, "train.epochs": 9}}, "data": {}, "seeds": {"seeds": [0, 1]}}[differs]
+    changes = {
+        "fidelity": {"fixed": {**FIXED, "train.epochs": 9}},
+        "model": {"fixed": TOWERS},
+        "data": {},
+        "seeds": {"seeds": [0, 1]},
+    }[differs]
     study, sampler = begin(tmp_path / "other", trials=8, warm_start=str(tmp_path / "first"), **changes)
     (line,) = warm_start(study, sampler, {}, data_key="new" if differs == "data" else "toy")
     assert "0 results told, 2 configurations proposed first" in line

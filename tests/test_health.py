@@ -1,6 +1,7 @@
 """Repeats, false negatives and group sizes of the training data, against counting by hand."""
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -85,3 +86,14 @@ def test_similarities_are_shares_of_pairs_without_a_common_id_by_cosine():
     assert images[19] + images[20] == pytest.approx(0.8)
     assert sum(found["captions"]) == pytest.approx(1)
     assert found["captions"][20] == pytest.approx(1)
+
+
+def test_without_features_nothing_is_taken_for_a_repeat_and_no_cosines_are_told():
+    made = frozen()
+    bare = replace(made, image_NI=made.image_NI[:, :0], text_UT=made.text_UT[:, :0])
+    found = health(bare, source="classes", kwargs={}, cache_dir=None)
+    assert found["repeated_images"] == 0
+    assert found["similarities"] == {}
+    assert "problem" in health(bare, source="captions", kwargs={"k": 3, "seed": 0}, cache_dir=None)["groups"]
+    only = health(replace(made, image_NI=made.image_NI[:, :0]), source="classes", kwargs={}, cache_dir=None)
+    assert set(only["similarities"]) == {"images_compared", "captions"}

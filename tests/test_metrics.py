@@ -274,3 +274,17 @@ def test_ranks_of_one_gallery_row_and_one_query():
     for queries, gallery in itertools.product((1, 3), repeat=2):
         ranks = metrics.ranks(rows(0, queries, 4), rows(1, gallery, 4), np.arange(queries), np.zeros(queries, int))
         assert ((ranks >= 0) & (ranks < gallery)).all()
+
+
+def test_zero_shot_takes_the_class_whose_mean_prompt_is_nearest_and_a_tie_is_wrong():
+    image_ND, prompts_CPD = rows(0, 30, 4), rows(1, 15, 4).view(5, 3, 4)
+    class_N = np.arange(30) % 5
+    right = 0
+    for image, own in zip(image_ND, class_N):
+        scores = [float(image @ (mean / mean.norm())) for mean in (prompts.sum(0) / 3 for prompts in prompts_CPD)]
+        right += all(scores[own] > score for other, score in enumerate(scores) if other != own)
+    assert 0 < right < 30
+    assert metrics.zeroshot_top1(image_ND, prompts_CPD, class_N) == pytest.approx(right / 30)
+    same = prompts_CPD[:1].repeat(5, 1, 1)
+    assert metrics.zeroshot_top1(image_ND, same, class_N) == 0
+    assert math.isnan(metrics.zeroshot_top1(image_ND[:0], prompts_CPD, class_N[:0]))

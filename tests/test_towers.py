@@ -13,6 +13,7 @@ from tower_workers import together
 
 from mmts_ray import prepare
 from mmts_ray.config import ENCODING, from_flat
+from mmts_ray.data.class_folders import class_folders
 from mmts_ray.kernels import Shard
 from mmts_ray.towers.clip import Clip
 from mmts_ray.towers.crops import cropped
@@ -356,6 +357,69 @@ def test_a_damaged_file_is_refused(tmp_path):
         (tmp_path / name).write_bytes(b"x" * 100)
         with pytest.raises(ValueError, match=name):
             read(tmp_path / name)
+
+
+def classes_of(folder):
+    """Two class folders of twelve pictures each, one of them cut short, and a file that is none."""
+    from PIL import Image
+
+    for name, colour in (("red_stripe", (220, 30, 30)), ("n02", (40, 60, 220))):
+        (folder / name / "inner").mkdir(parents=True)
+        for number in range(12):
+            Image.new("RGB", (40, 40), colour).save(folder / name / "inner" / f"{number}.png")
+        (folder / name / "notes.md").write_text("no picture")
+    cut = folder / "n02" / "inner" / "3.png"
+    cut.write_bytes(cut.read_bytes()[:-40])
+    return folder
+
+
+def test_class_folders_are_classified_by_their_names(drawn, place, tmp_path):
+    flat, _ = drawn
+    folder = classes_of(tmp_path / "classes")
+    given = {**flat, "model.zeroshot": str(folder), "model.prompts": "a {} | one {}", "train.epochs": 1}
+    config, frozen = frozen_of(given, place / "cache")
+    assert frozen.zeroshot.prompts_CPL.shape == (2, 2, 16)
+    assert frozen.zeroshot.class_N.tolist() == [0] * 11 + [1] * 12
+    assert frozen.key != frozen_of(flat, place / "cache")[1].key
+    data = TrainData(frozen, cache_dir=place / "cache")
+    rows = list(train(config, data, test=True))
+    assert rows[-1].metrics["val_zeroshot_top1"] == rows[-1].metrics["test_zeroshot_top1"]
+    model = Clip(find(flat["model.weights"]), 0, crop=1.0, batch_norm="batch", precision="float32", **ALL)
+    model.load_state_dict(rows[-1].state()["model"])
+    import open_clip
+
+    tokenise = open_clip.SimpleTokenizer(context_length=16)
+    right = 0
+    with torch.no_grad():
+        pixels = data.inputs()[2]
+        for number in range(23):
+            image = model.image(pixels.take(torch.tensor([number])))[0]
+            scores = []
+            for name in ("n02", "red stripe"):
+                both = model.text(tokenise([f"a {name}", f"one {name}"]))
+                mean = (both[0] + both[1]) / 2
+                scores.append(float(image @ mean / mean.norm()))
+            own = int(number >= 11)
+            right += scores[own] > scores[1 - own]
+    assert rows[-1].metrics["val_zeroshot_top1"] == pytest.approx(right / 23)
+    (folder / "classes.txt").write_text("n02\ta blue square\nred_stripe\ta red square\n")
+    assert frozen_of(given, place / "cache")[1].zeroshot.prompts_CPL.tolist() != frozen.zeroshot.prompts_CPL.tolist()
+
+
+def test_class_folders_that_are_none_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"model\.zeroshot: .*nowhere: no such folder"):
+        class_folders(tmp_path / "nowhere")
+    folder = classes_of(tmp_path / "classes")
+    (folder / "classes.txt").write_text("n02\tblue\n")
+    with pytest.raises(ValueError, match=r"classes\.txt: no name for 'red_stripe'; legal is a line"):
+        class_folders(folder)
+    (folder / "classes.txt").write_text("n02 blue\n")
+    with pytest.raises(ValueError, match=r"classes\.txt: line 1 is not FOLDER<tab>name"):
+        class_folders(folder)
+    (folder / "classes.txt").unlink()
+    shutil.rmtree(folder / "n02")
+    with pytest.raises(ValueError, match="pictures of 1 classes; legal is at least two"):
+        class_folders(folder)
 
 
 # --- training ---------------------------------------------------------------------------------------------------------

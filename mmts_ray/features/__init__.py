@@ -49,10 +49,19 @@ class Frozen:
     relevance: Relevance | None = None  # of images and listed captions, where captions are right by degrees
     text_C: np.ndarray | None = None  # int32: unique caption of each listed caption
     inputs: tuple[Kept, Kept] | None = None  # of a model that reads pictures and captions: (N, ...) and (U, ...)
-    prompts_CPL: np.ndarray | None = None  # int32: the class names in templates, for zero-shot classification
+    zeroshot: "Zeroshot | None" = None
     encoding: dict[str, Any] = field(default_factory=dict)  # what `prepare.features` made this from
     captions_U: tuple[str, ...] = ()  # the unique captions; empty for features without
     sentences: Any = None  # of a sentence student: sentences.Sentences
+
+
+@dataclass(frozen=True)
+class Zeroshot:
+    """What zero-shot classification needs: class names in templates, and pictures if they are not the data's own."""
+
+    prompts_CPL: np.ndarray  # int32 token ids
+    pixels: Kept | None = None
+    class_N: np.ndarray | None = None  # int32, of these pictures
 
 
 def encode(
@@ -92,19 +101,19 @@ def encode(
         if progress is not None:
             progress(done, total, what)
 
-    def of_images(images: "Encoder | None") -> tuple[str, np.ndarray, Failed]:
+    def of_images(images: "Encoder | None", of: Dataset) -> tuple[str, np.ndarray, Failed]:
         if images is None:
-            return NONE, np.zeros((len(dataset.split_N), 0), dtype=np.float32), {}
-        key = digest("image", dataset.images_fingerprint, images.version)[:32]
+            return NONE, np.zeros((len(of.split_N), 0), dtype=np.float32), {}
+        key = digest("image", of.images_fingerprint, images.version)[:32]
 
         def fill(tower: "Tower", pool: ThreadPoolExecutor, out_NI: np.ndarray) -> Failed:
-            return _encode_images(dataset, tower, pool, out_NI, partial(report, what=f"images, {images.name}"))
+            return _encode_images(of, tower, pool, out_NI, partial(report, what=f"images, {images.name}"))
 
-        return key, *entry(cache / f"image-{key}", images, len(dataset.split_N), fill, verify)
+        return key, *entry(cache / f"image-{key}", images, len(of.split_N), fill, verify)
 
-    image_key, image_NI, failed = of_images(images)
+    image_key, image_NI, failed = of_images(images, dataset)
     if inputs is not None:
-        pixel_key, pixel_NI, undecodable = of_images(inputs.images)
+        pixel_key, pixel_NI, undecodable = of_images(inputs.images, dataset)
         failed = undecodable | failed
     kept, keep_N = _without(dataset, failed)
     if failed:
@@ -130,14 +139,18 @@ def encode(
         frozen = _frozen(kept, image_NI, text_UT, text_M, f"{image_key} {text_key}", encoders)
         return _graded(frozen, kept, np.array([position[caption] for caption in kept.listed], dtype=np.int32))
     token_key, token_UL = of_texts(inputs.texts)
-    frozen = _frozen(
-        kept, image_NI, text_UT, text_M, f"{image_key} {text_key} {pixel_key} {token_key} {inputs.version}", encoders
-    )
-    rows_N = np.flatnonzero(keep_N) if failed else None
-    pixels = Kept(f"image-{pixel_key}", pixel_NI.shape, str(pixel_NI.dtype), rows_N)
-    tokens = Kept(f"text-{token_key}", token_UL.shape, str(token_UL.dtype))
-    prompts_CPL = inputs.prompts(kept.class_names) if kept.class_names else None
-    return replace(frozen, inputs=(pixels, tokens), prompts_CPL=prompts_CPL)
+    keys = f"{image_key} {text_key} {pixel_key} {token_key} {inputs.version}"
+    pixels = Kept.of(f"image-{pixel_key}", pixel_NI, keep_N)
+    tokens = Kept.of(f"text-{token_key}", token_UL)
+    zeroshot = Zeroshot(inputs.prompts(kept.class_names)) if kept.class_names else None
+    if inputs.zeroshot is not None:
+        shown_key, shown_NI, failed = of_images(inputs.images, inputs.zeroshot)
+        shown, keep_N = _without(inputs.zeroshot, failed)
+        own = Kept.of(f"image-{shown_key}", shown_NI, keep_N)
+        zeroshot = Zeroshot(inputs.prompts(shown.class_names), own, shown.class_N)
+        keys = f"{keys} {shown_key}"
+    frozen = _frozen(kept, image_NI, text_UT, text_M, keys, encoders)
+    return replace(frozen, inputs=(pixels, tokens), zeroshot=zeroshot)
 
 
 def _ready(dataset: Dataset) -> Frozen:

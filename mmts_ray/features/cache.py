@@ -38,6 +38,12 @@ class Kept:
     dtype: str
     rows_N: np.ndarray | None = None  # which rows of the file, when some were dropped
 
+    @classmethod
+    def of(cls, entry: str, array: np.ndarray, keep_N: np.ndarray | None = None) -> "Kept":
+        """An entry of the cache, without the rows that are not kept."""
+        rows_N = None if keep_N is None or keep_N.all() else np.flatnonzero(keep_N)
+        return cls(entry, array.shape, str(array.dtype), rows_N)
+
     def open(self, cache_dir: Path) -> np.ndarray | None:
         """The whole file, memory-mapped; None when this machine does not have it."""
         path = cache_dir / self.entry / ARRAY

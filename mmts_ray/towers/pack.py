@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mmts_ray.data.class_folders import class_folders
 from mmts_ray.encoders import Encoder, Inputs, Tower
 from mmts_ray.towers.weights import Source, find, tokenizer
 
@@ -15,8 +16,11 @@ if TYPE_CHECKING:
 SLOT = "{}"  # where the class name stands in a template
 
 
-def inputs(weights: str, prompts: str) -> Inputs:
-    """Pictures at the size of the model as bytes, and captions as its tokens; `prompts` are templates divided by |."""
+def inputs(weights: str, prompts: str, zeroshot: str | None = None) -> Inputs:
+    """Pictures at the size of the model as bytes, and captions as its tokens.
+
+    `prompts` are templates divided by |, `zeroshot` is a folder of class folders, see `data.class_folders`.
+    """
     templates = [part.strip() for part in prompts.split("|")]
     for template in templates:
         if template.count(SLOT) != 1:
@@ -34,6 +38,7 @@ def inputs(weights: str, prompts: str) -> Inputs:
         texts=Encoder(name="tokens", version=f"tokens {told}", load=partial(_tokens, source)),
         version=source.version,
         prompts=partial(_prompts, source, templates),
+        zeroshot=None if zeroshot is None else class_folders(zeroshot),
     )
 
 

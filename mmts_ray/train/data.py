@@ -120,21 +120,22 @@ class TrainData:
         """Text features of the unique captions (U, T)."""
         return self._once("texts", lambda: self._tensor(self.frozen.text_UT))
 
-    def inputs(self) -> tuple[Rows, Rows]:
+    def inputs(self) -> tuple[Rows, ...]:
         """Rows of pixels (N, 3 S S), uint8, and of token ids (U, L), int32, for a model that is trained on them.
+
+        A third array holds the pixels of the zero-shot classification, if they are not the data's own.
 
         They lie in files of the cache, which all processes of a machine share; where they are missing, as on a machine
         that joins a cluster, they are made anew from the data. ValueError when that gives others.
         """
 
-        def make() -> tuple[Rows, Rows]:
+        def make() -> tuple[Rows, ...]:
             if self.frozen.inputs is None:
                 raise ValueError("model.name: this model reads pictures, and these data are features only")
-            pixels, tokens = (
-                Rows(array, kept.rows_N)
-                for array, kept in zip(self._opened(self.frozen.inputs), self.frozen.inputs, strict=True)
-            )
-            return pixels, tokens
+            shown = self.frozen.zeroshot.pixels if self.frozen.zeroshot is not None else None
+            wanted = (*self.frozen.inputs, *((shown,) if shown is not None else ()))
+            opened = self._opened(wanted)
+            return tuple(Rows(array, kept.rows_N) for array, kept in zip(opened, wanted, strict=True))
 
         return self._once("inputs", make)
 

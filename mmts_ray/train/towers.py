@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from mmts_ray.features import Zeroshot
 from mmts_ray.gradcache import chunked_step
 from mmts_ray.kernels import Shard
 from mmts_ray.losses import LossOut
@@ -22,7 +23,8 @@ class Towers(Pairs):
     """Pairs whose model reads pixels (N, 3 S S) and token ids (U, L) that are fetched batch by batch."""
 
     def _inputs(self) -> tuple[Any, Any]:
-        return self.data.inputs()
+        pixels, tokens, *_ = self.data.inputs()
+        return pixels, tokens
 
     def _backward(
         self,
@@ -62,16 +64,20 @@ class Towers(Pairs):
     def evaluate(self, which: int, *, final: bool) -> dict[str, float]:
         """As for pairs; at the end also `zeroshot_top1`, when the data has classes."""
         out = super().evaluate(which, final=final)
-        if out and final and self.data.frozen.prompts_CPL is not None:
-            out["zeroshot_top1"] = self._zeroshot(self.data.split(which))
+        if out and final and self.data.frozen.zeroshot is not None:
+            out["zeroshot_top1"] = self._zeroshot(self.data.frozen.zeroshot, self.data.split(which))
         return out
 
-    def _zeroshot(self, split: Split) -> float:
-        prompts_CPL, class_N = self.data.frozen.prompts_CPL, self.data.frozen.class_N
-        assert prompts_CPL is not None
-        assert class_N is not None
+    def _zeroshot(self, zeroshot: Zeroshot, split: Split) -> float:
+        """Of the pictures of a split, or of those that are there for it."""
+        prompts_CPL, class_N = zeroshot.prompts_CPL, zeroshot.class_N
+        if class_N is not None:
+            pixels = self.data.inputs()[2]
+            shown_ND = self._embed(self.model.image, pixels, torch.arange(len(pixels), device=self.data.device))
+        else:
+            assert self.data.frozen.class_N is not None
+            class_N = self.data.frozen.class_N[split.images.cpu().numpy()]
+            shown_ND = self._images(split.images)
         flat = Rows(prompts_CPL.reshape(-1, prompts_CPL.shape[2]))
         prompts_QD = self._embed(self.model.text, flat, torch.arange(len(flat), device=self.data.device))
-        return zeroshot_top1(
-            self._images(split.images), prompts_QD.view(*prompts_CPL.shape[:2], -1), class_N[split.images.cpu().numpy()]
-        )
+        return zeroshot_top1(shown_ND, prompts_QD.view(*prompts_CPL.shape[:2], -1), class_N)
