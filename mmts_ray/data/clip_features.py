@@ -100,11 +100,11 @@ def _read(where: Path, ordered: Sequence[str]) -> tuple[Sequence[str], np.ndarra
         )
     if not where.is_file():
         raise ValueError(f"{where}: no such file; legal is {KINDS}, or {STAND_IN!r}")
+    ids: Sequence[str]
     try:
         if kind == ".npy":
-            ids, rows = _names_beside(where), np.load(where, mmap_mode="r", allow_pickle=False)
-            if ids is None:
-                ids = ordered
+            beside = _names_beside(where)
+            ids, rows = ordered if beside is None else beside, np.load(where, mmap_mode="r", allow_pickle=False)
         elif kind == ".npz":
             with np.load(where, allow_pickle=False) as archive:
                 _need(where, archive.files)

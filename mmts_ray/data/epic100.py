@@ -118,18 +118,18 @@ def epic100(
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise ValueError(f"{folder}: no such folder; data.path is the folder with the retrieval CSVs")
-    limits = {"strict": strict, "max_dropped": max_dropped}
+    counted = partial(Drops, strict=strict, max_dropped=max_dropped)
     where = [_find(folder, "retrieval_test"), _training_file(folder, train)]
-    drops = [Drops(source=file.name, **limits) for file in where]
+    drops = [counted(source=file.name) for file in where]
     test, test_order = _clips(where[0], drops[0], spans=frames is not None)
     names = {clip.name for clip in test}
     trained, train_order = _clips(where[1], drops[1], spans=frames is not None, not_these=names)
-    drops.append(Drops(source="test captions", **limits))
+    drops.append(counted(source="test captions"))
     test_captions = _test_captions(_find(folder, "retrieval_test_sentence"), drops[2], test)
     sentences = _optional(folder, "retrieval_train_sentence")
     train_captions = _own(trained)
     if sentences is not None:
-        drops.append(Drops(source="training captions", **limits))
+        drops.append(counted(source="training captions"))
         train_captions = _train_captions(sentences, drops[3])
 
     source, given_NI = f"{STAND_IN} (narration, noise of length {sigma:g}, no video)", None

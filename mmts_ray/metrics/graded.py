@@ -117,9 +117,11 @@ def multi_instance(
         both = {f"{direction}_{name}": _mean(per[name][~np.isnan(per[name])]) for direction, per in way.items()}
         out |= {**both, name: 0.5 * sum(both.values())}
     map_N = way["i2t"]["map"]
-    for names, part_N in ((TERCILES, tercile_N), (THIRDS, None if size_N is None else thirds(_numpy(size_N)))):
-        for part, name in enumerate(names if part_N is not None else ()):
-            chosen = map_N[(_numpy(part_N) == part) & ~np.isnan(map_N)]
+    cuts = [(TERCILES, _numpy(tercile_N))] if tercile_N is not None else []
+    cuts += [(THIRDS, thirds(_numpy(size_N)))] if size_N is not None else []
+    for names, part_N in cuts:
+        for part, name in enumerate(names):
+            chosen = map_N[(part_N == part) & ~np.isnan(map_N)]
             out[f"{name}_map"] = _mean(chosen)
             if names is THIRDS:
                 out[f"n_{name}"] = float(len(chosen))
