@@ -193,6 +193,9 @@ def _check_sentences(values: Mapping[str, Any]) -> None:
         raise ValueError(f"model.reinit_layers: {fresh}, but {trained} are trained; legal are 0 to {trained}")
     if values["model.caption_every"] is None and loss != "simcse":
         raise ValueError(f"model.caption_every: null (no captions) leaves {loss} nothing to ground; legal is 1 or more")
+    for kind in {"simcse": (), "mcse": ("image",)}.get(loss, ("image", "text")):
+        if values[f"model.{kind}_encoder"] == "none" and values["data.name"] != "features":
+            raise ValueError(f"model.{kind}_encoder: none, but {loss} needs its features; legal is an encoder")
     if values.get("schedule.spread", 0) > 0:
         raise ValueError(
             f"schedule.spread: {values['schedule.spread']:g}, but sentences of a corpus are in no group; legal is 0"

@@ -218,7 +218,7 @@ def sentence_student(
         ),
     ] = False,
     image_encoder: Annotated[
-        str, Text(path=True, doc="image teacher: efficientnet-lite0, open_clip:MODEL[/WEIGHTS or path]")
+        str, Text(path=True, doc="image teacher: efficientnet-lite0, open_clip:MODEL[/WEIGHTS or path]; or none")
     ] = "efficientnet-lite0",
     text_encoder: Annotated[
         str, Text(path=True, doc="text teacher: minilm-l6, sentence-transformers/NAME, open_clip:MODEL[/...], a folder")

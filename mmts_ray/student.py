@@ -31,7 +31,7 @@ def version(name: str) -> str:
     try:
         return find_encoder("text", name).version
     except ValueError as problem:
-        raise ValueError(f"model.student: {problem}") from None
+        raise ValueError(f"model.student: {str(problem).removeprefix('text_encoder: ')}") from None
 
 
 @cache
@@ -186,8 +186,8 @@ class Student(torch.nn.Module):
         shapes = ((width, width), (width, grounding_dim), (image_dim, grounding_dim), (text_dim, grounding_dim))
         self.head = torch.nn.ParameterDict()
         for name, (fan_in, out) in zip(HEADS, shapes, strict=True):
-            self.head[f"{name}_weight"] = uniform((out, fan_in), fan_in=fan_in, generator=generator)
-            self.head[f"{name}_bias"] = uniform((out,), fan_in=fan_in, generator=generator)
+            self.head[f"{name}_weight"] = uniform((out, fan_in), fan_in=max(fan_in, 1), generator=generator)
+            self.head[f"{name}_bias"] = uniform((out,), fan_in=max(fan_in, 1), generator=generator)
         self.names = {names[key]: p for key, p in self.net.named_parameters() if p.requires_grad}
 
     def sentences(self, given: Tensor, mask_SL: Tensor) -> Tensor:

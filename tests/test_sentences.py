@@ -3,20 +3,21 @@
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import students
 import torch
 
-from mmts_ray import student
+from mmts_ray import folder, prepare, results, space_file, student
+from mmts_ray.cli import main
 from mmts_ray.config import from_flat
 from mmts_ray.recipe import torch_stream
 from mmts_ray.sentences import with_sentences
 from mmts_ray.student import Student, drawing_from, export_sentence
 from mmts_ray.train import TrainData, train
 from mmts_ray.train.sentences import SentenceRun
+from mmts_ray.trial.run import TrialRun
 
 pytest.importorskip("sentence_transformers")
 
@@ -371,8 +372,6 @@ def test_what_does_not_go_together_is_refused_in_one_line(home, tmp_path):
 def test_a_study_on_several_workers_is_refused(home, tmp_path):
     import yaml
 
-    from mmts_ray import space_file
-
     path = tmp_path / "space.yaml"
     flat = config_of(home).flat()
     path.write_text(yaml.safe_dump({"study": "s", "objective": {"val_stsb": "max"}, "fixed": flat, "trials": 0,
@@ -419,6 +418,39 @@ def test_an_exported_student_is_the_trained_one_and_can_be_a_start_and_an_encode
     assert np.allclose(tower.encode(texts), here.encode(texts), atol=1e-6)
 
 
+def test_a_study_on_real_captions_ends_in_a_folder_that_sentence_transformers_loads(home, tmp_path, capsys):
+    import pictures
+    from sentence_transformers import SentenceTransformer
+
+    flat = {
+        k: v for k, v in config_of(home, loss__name="simcse").flat().items() if not k.startswith(("data.", "loss."))
+    }
+    flat |= {"data.name": "table", "data.path": str(pictures.table(tmp_path / "drawn")), "loss.name": "simcse"}
+    flat |= {"data.split_column": "split", "model.image_encoder": "none", "model.text_encoder": "none"}
+    made = space_file.parse({"study": "s", "objective": {"val_stsb": "max"}, "fixed": flat, "trials": 0})
+    frozen = prepare.features(made.encoding, cache_dir=home / "cache", quiet=True)
+    assert frozen.captions_U == ()
+    where = tmp_path / "study"
+    folder.create(made, where, frozen, command="test", cache_dir=home / "cache")
+    config, ledger = made.trial_config({}), results.Ledger(where)
+    start = {"trial": "t0000", "kind": "search", "seed": 0, "config_hash": config.hash}
+    start |= {f"param.{k}": v for k, v in config.flat().items()}
+    task = {"trial": "t0000", "kind": "search", "flat": config.flat(), "report": False, "starts": {"t0000": start}}
+    data = TrainData(frozen, cache_dir=home / "cache")
+    run = TrialRun(task, data, ledger=ledger, study_dir=where, options={"gpus": 0, "checkpoint_seconds": 60})
+    assert run.step()["metrics"]["val_stsb"] is not None
+    ledger.close()
+    out = tmp_path / "out"
+    assert main(["export", str(where), str(out)]) == 0
+    assert "pooling: cls" in capsys.readouterr().out
+    student_run = run_of(config, data)
+    student_run.model.take(list(train(config, data))[-1].state()["model"])
+    parameters = dict(SentenceTransformer(str(out), device="cpu")[0].auto_model.named_parameters())
+    for key, value in student_run.model.names.items():
+        assert torch.equal(parameters[key], value)
+    assert space_file.load(out / "config.yaml").trial_config({}).hash == config.hash
+
+
 @pytest.mark.slow
 def test_an_exported_student_gives_the_same_embeddings_bit_for_bit_in_a_fresh_process(made, tmp_path):
     from sentence_transformers import SentenceTransformer
@@ -441,6 +473,3 @@ def test_an_exported_student_gives_the_same_embeddings_bit_for_bit_in_a_fresh_pr
 def test_weights_of_another_student_are_not_exported(home, tmp_path):
     with pytest.raises(ValueError, match="not those of a student made from"):
         export_sentence(config_of(home).kwargs("model"), {"image_weight": torch.zeros(2)}, tmp_path / "out")
-
-
-SHARED = Path(__file__).parents[2] / "shared" / "data" / "sts" / "sts_captions.tsv.gz"

@@ -134,6 +134,20 @@ def _frozen_heads(config: TrialConfig, state: State, row: dict[str, Any], made: 
     return [f"{out / HEADS}: u = normalise(image_weight x + image_bias) on features of {model['image_encoder']}"]
 
 
+def _sentence_student(config: TrialConfig, state: State, row: dict[str, Any], made: Path, out: Path) -> list[str]:
+    """A folder for sentence-transformers; the heads, which only training needs, stay behind."""
+    from mmts_ray.student import export_sentence
+
+    model = config.kwargs("model")
+    export_sentence(model, state, made)
+    said = f"pooling: {model['pooling']}; tokenizer: in the folder, at most {model['max_length']} tokens"
+    return [said, f"SentenceTransformer('{out}'); again here: model.student or model.text_encoder: {out}"]
+
+
 # by model.name: (configuration, its kept tensors, its ledger record, the new folder, where it will lie) -> notes
 Writer = Callable[[TrialConfig, State, dict[str, Any], Path, Path], list[str]]
-WRITERS: dict[str, Writer] = {"open_clip": _open_clip, "frozen_heads": _frozen_heads}
+WRITERS: dict[str, Writer] = {
+    "open_clip": _open_clip,
+    "frozen_heads": _frozen_heads,
+    "sentence_student": _sentence_student,
+}
