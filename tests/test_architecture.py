@@ -50,7 +50,7 @@ OURS: dict[str, set[str]] = {
     "loggers": {"results"},
     "interop": {
         *("config", "encoders", "features", "folder", "losses", "plan", "prepare", "results", "space"),
-        *("status", "storage", "towers", "train"),
+        *("status", "storage", "student", "towers", "train"),
     },
     "progress": {"plan", "results", "status", "study"},
     "trial": {"config", "results", "storage", "train"},
