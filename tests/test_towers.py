@@ -1,8 +1,11 @@
 """Whole open_clip towers: what they read, which parameters move, weights in, chunks, resume, workers."""
 
+import csv
 import json
 import shutil
+import zipfile
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pictures
@@ -15,11 +18,13 @@ from mmts_ray import prepare
 from mmts_ray.config import ENCODING, from_flat
 from mmts_ray.data.class_folders import class_folders
 from mmts_ray.kernels import Shard
+from mmts_ray.recipe import recipe
 from mmts_ray.towers.clip import Clip
 from mmts_ray.towers.crops import cropped
 from mmts_ray.towers.locking import trained_names
 from mmts_ray.towers.weights import build, find, read
-from mmts_ray.train import TrainData, train
+from mmts_ray.train import VALIDATION, TrainData, train
+from mmts_ray.train.towers import Towers
 
 torch.set_num_threads(1)
 pytest.importorskip("open_clip")
@@ -531,3 +536,42 @@ def test_two_workers_give_the_numbers_of_one(backend, drawn, tmp_path, place):
             if not name.endswith("attn.in_proj_bias"):  # a shift of all keys changes nothing: Adam follows rounding
                 assert torch.allclose(one["flat"]["model"][name], value, atol=1e-3), name
         assert one["resnet"].startswith("model.batch_norm: batch takes the statistics of one worker's share")
+
+
+# --- real pictures ----------------------------------------------------------------------------------------------------
+
+EMOJI = Path(__file__).parents[2] / "shared" / "data" / "emoji"
+NOTO = "noto"
+
+
+def emoji_table(folder):
+    """The Noto drawings with their names; validation and test as one gallery of 612."""
+    with zipfile.ZipFile(EMOJI / "images.zip") as archive:
+        archive.extractall(folder)
+    with (EMOJI / "captions.csv").open(encoding="utf8", newline="") as source:
+        rows = [row for row in csv.DictReader(source) if row["style"] == NOTO]
+    path = next(folder.rglob("em00000.webp")).with_name("noto.csv")
+    with path.open("w", encoding="utf8", newline="") as target:
+        writer = csv.writer(target)
+        writer.writerow(("image", "caption", "split", "group"))
+        for row in rows:
+            split = "train" if row["split"] == "train" else "val"
+            writer.writerow((f"{row['id']}.webp", row["caption"], split, row["group"]))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not EMOJI.is_dir(), reason="needs ../shared/data/emoji")
+def test_a_tiny_clip_learns_emoji_from_random_weights(tmp_path):
+    weights = Path(__file__).parents[1] / "search_spaces" / "models" / "tiny_clip.json"
+    flat = pictures.flat(emoji_table(tmp_path), weights, **{"data.class_column": "group", "schedule.name": "constant"})
+    flat |= {"schedule.value": 0.07, "train.epochs": 5, "train.batch_size": 128, "model.crop": 0.9}
+    config, frozen = frozen_of(flat, tmp_path / "cache")
+    data = TrainData(frozen, cache_dir=tmp_path / "cache")
+    untrained = Towers(config=config, data=data, recipe=recipe(batch_size=128)).evaluate(VALIDATION, final=False)
+    assert data.split(VALIDATION).images.shape == (612,)
+    assert untrained["r10"] < 0.03
+    rows = list(train(config, data))
+    assert rows[-1].metrics["train_loss"] < rows[0].metrics["train_loss"] / 2
+    assert rows[-1].metrics["val_r10"] > 0.25
+    assert rows[-1].metrics["val_zeroshot_top1"] > 1.5 / 9  # of nine groups, from names that no caption holds
