@@ -10,7 +10,7 @@ from ledger_maker import OBJECTIVE, SPACE, Maker, arms, meta_of, synthetic, writ
 from mmts_ray.analysis import __main__ as command
 from mmts_ray.analysis import tables
 from mmts_ray.analysis.panels import budget
-from mmts_ray.analysis.several import better, curves, studies, transfer, verdict, write
+from mmts_ray.analysis.several import agreement, better, curves, studies, transfer, verdict, write
 from mmts_ray.analysis.statistics import difference, mean_over_given, mean_over_new
 from mmts_ray.analysis.wording import plain
 from test_analysis_report import Tree, numbers_of
@@ -255,7 +255,7 @@ def test_one_page_and_its_twin(page):
     assert [s["label"] for s in twin["studies"]] == ["first", "other"]
     ids = [attributes["id"] for _, attributes, _ in tree.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-    for key in ("verdict", "curves", "better", "transfer"):
+    for key in ("verdict", "curves", "better", "agreement", "transfer"):
         assert key in ids
         panel = twin["panels"][key]
         assert panel["drawn"] != bool(panel["refusal"])
@@ -290,3 +290,37 @@ def test_the_command_line_says_what_the_page_says(page, capsys):
     assert lines[0] == found["sentence"]
     assert lines[1].startswith("first: ")
     assert re.sub(r"\s+", " ", tables.load(folders[1]).name) in text
+
+
+def points(folder, scores, *, key="k", **more):
+    """A study with one search trial per score, the same learning rates in the same order in each."""
+    maker = Maker(folder.name)
+    for place, score in enumerate(scores):
+        maker.run(f"t{place:04d}", "search", {"train.lr": 1e-3 * (1 + place), **more}, {VAL: score})
+    return write_study(folder, maker.rows, meta_of(folder.name, space=SPACE[:1], data={"key": key}))
+
+
+def test_two_studies_agree_by_the_order_of_the_settings_that_ran_in_both(tmp_path):
+    cheap = [0.2 + 0.01 * place for place in range(12)]
+    dear = [0.5 + 0.01 * place for place in range(12)]
+    dear[10], dear[11] = dear[11], dear[10]
+    heads = {"model.name": "frozen_heads", "model.dim": 256, "data.name": "openmoji"}
+    towers = {"model.name": "open_clip", "data.name": "openmoji"}
+    folders = [
+        points(tmp_path / "frozen", cheap, **heads),
+        points(tmp_path / "towers", dear, key="other", **towers),
+        points(tmp_path / "few", cheap[:9], **heads),
+    ]
+    found = agreement.agreement(studies.read(folders))
+    (row,) = found.frames["pairs"].to_dict("records")
+    assert (row["first"], row["second"], row["n"]) == ("frozen", "towers", 12)
+    assert row["correlation"] == pytest.approx(1 - 6 * 2 / (12 * 143))
+    assert row["lo"] < row["correlation"] < row["hi"]
+    assert row["regret"] == pytest.approx(0.01)  # the best by the first is the second best by the second
+    assert "rank correlation 0.99" in plain(found.title)
+    assert "towers" in plain(agreement.draw(studies.read(folders), found))
+    # a schedule of another kind is another setting
+    other = points(tmp_path / "cosine", dear, **towers, **{"schedule.name": "cosine"})
+    refused = agreement.agreement(studies.read([folders[0], other])).refusal
+    assert refused.needs.startswith("Needs 10 settings that ran in both")
+    assert refused.command.splitlines()[0].endswith("frozen/study.yaml --out frozen-random strategy=random")

@@ -37,6 +37,8 @@ def to_weights(study_dir: Path, out: Path, trial: str | None = None) -> list[str
     with _whole_folder(out) as made:
         notes = WRITERS[name](config, state, row, made, out.absolute())
         _write_config(made / CONFIG, study.study, row["trial"], config)
+        for path in made.rglob("*"):  # some writers make files for their owner only
+            path.chmod(0o755 if path.is_dir() else 0o644)
     return [f"{row['trial']} of {study.study} -> {out}", *notes]
 
 
