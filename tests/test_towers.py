@@ -22,6 +22,7 @@ from mmts_ray.recipe import recipe
 from mmts_ray.towers.clip import Clip
 from mmts_ray.towers.crops import cropped
 from mmts_ray.towers.locking import trained_names
+from mmts_ray.towers.pack import inputs
 from mmts_ray.towers.weights import build, find, read
 from mmts_ray.train import VALIDATION, TrainData, train
 from mmts_ray.train.towers import Towers
@@ -355,6 +356,20 @@ def test_a_configuration_that_lacks_a_part_or_is_none_is_refused(tmp_path):
     path.write_text(json.dumps({**pictures.TINY, "vision_cfg": {"image_size": 32, "patch": 8}}))
     with pytest.raises(ValueError, match=r"open_clip cannot build .*patch"):
         build(find(str(path)), 0)
+
+
+def test_a_tokenizer_is_the_models_own_or_refused_never_a_default(tmp_path):
+    text = {**pictures.TINY["text_cfg"], "hf_tokenizer_name": str(tmp_path)}
+    path = pictures.config(tmp_path, {**pictures.TINY, "text_cfg": text}, "other.json")
+    with pytest.raises(
+        ValueError, match=r"model\.weights: the tokenizer .* cannot be loaded .* without a network"
+    ) as no:
+        inputs(str(path), "a {}").texts.load()
+    assert "\n" not in str(no.value)
+    few = {**pictures.TINY["text_cfg"], "vocab_size": 1000}
+    path = pictures.config(tmp_path, {**pictures.TINY, "text_cfg": few}, "few.json")
+    with pytest.raises(ValueError, match=r"token 49407 is beyond the model's vocab_size 1000"):
+        inputs(str(path), "a {}").texts.load().encode(["a red stripe"])
 
 
 def test_a_damaged_file_is_refused(tmp_path):
