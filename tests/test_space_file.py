@@ -311,3 +311,21 @@ def test_check_says_when_a_scheduler_decides():
     assert "every 1 epochs the worst 25%" in told()
     assert "every 4 epochs" in told(fixed={"train.epochs": 30, "train.eval_every": 2})
     assert ";" not in told(strategy="tpe")
+
+
+def test_weights_are_named_in_full_whatever_stands_before_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny.json", "w.pt"):
+        (tmp_path / name).write_bytes(b"")
+    given = {
+        "tiny.json": f"{tmp_path}/tiny.json",
+        "tiny.json/w.pt": f"{tmp_path}/tiny.json/{tmp_path}/w.pt",
+        f"tiny.json/{tmp_path}/w.pt": f"{tmp_path}/tiny.json/{tmp_path}/w.pt",
+        "open_clip:ViT-B-32/w.pt": f"open_clip:ViT-B-32/{tmp_path}/w.pt",
+        f"open_clip:ViT-B-32/{tmp_path}/w.pt": f"open_clip:ViT-B-32/{tmp_path}/w.pt",
+        "open_clip:ViT-B-32/openai": "open_clip:ViT-B-32/openai",
+        "nowhere.json": "nowhere.json",
+    }
+    for weights, full in given.items():
+        (tmp_path / "s.yaml").write_text(f"fixed: {{model: {{name: open_clip, weights: '{weights}'}}}}")
+        assert dict(space_file.load(tmp_path / "s.yaml").fixed)["model.weights"] == full

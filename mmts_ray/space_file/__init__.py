@@ -96,10 +96,23 @@ def _with_full_paths(study: StudyConfig) -> StudyConfig:
     fixed = dict(study.fixed)
     for key, value in fixed.items():
         is_path = isinstance(domain := known[key].domain, Text) and domain.path
-        if is_path and value is not None and (full := Path(value).expanduser().absolute()).exists():
-            fixed[key] = str(full)
+        if is_path and value is not None:
+            fixed[key] = _in_full(value)
     warm = tuple(str(Path(path).expanduser().absolute()) for path in study.warm_start)
     return replace(study, fixed=tuple(fixed.items()), warm_start=warm)
+
+
+def _in_full(value: str) -> str:
+    """What exists, named in full: PATH, or both parts of CONFIG.json/PATH, or the second of LIBRARY:MODEL/PATH."""
+    full = Path(value).expanduser().absolute()
+    if full.exists():
+        return str(full)
+    for cut in (".json/", "/"):
+        head, found, tail = value.partition(cut)
+        file = Path(tail).expanduser().absolute()
+        if found and tail and (cut == ".json/" or ":" in head) and file.is_file():
+            return f"{_in_full(head + cut[:-1])}/{file}"
+    return value
 
 
 def parse(raw: Any, *, overrides: Mapping[str, Any] | None = None, default_name: str = "study") -> StudyConfig:
