@@ -182,7 +182,7 @@ class Student(torch.nn.Module):
             _, _, layers = _layers(self.net, student)
             for layer in list(layers)[len(layers) - reinit_layers :]:
                 _fresh(layer, generator)
-        width = self.net.config.hidden_size
+        width = int(loaded(student)[0].auto_model.config.hidden_size)
         shapes = ((width, width), (width, grounding_dim), (image_dim, grounding_dim), (text_dim, grounding_dim))
         self.head = torch.nn.ParameterDict()
         for name, (fan_in, out) in zip(HEADS, shapes, strict=True):
