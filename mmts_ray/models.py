@@ -207,6 +207,13 @@ def sentence_student(
         int | None,
         Int(1, 10**6, doc="every so many steps a batch of captions, else of the corpus", none="never: corpus only"),
     ] = 2,
+    precision: Annotated[
+        str,
+        Choice(
+            ("bfloat16", "float32"),
+            doc="of the student's products in training on a GPU; parameters, loss and evaluation are float32",
+        ),
+    ] = "bfloat16",
     epoch_steps: Annotated[
         int, Int(1, 10**7, log=True, doc="what an epoch is here", unit="steps", source="arXiv:2104.08821")
     ] = 125,

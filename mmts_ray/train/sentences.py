@@ -127,9 +127,11 @@ class SentenceRun:
         self.model.train()  # an evaluation, ours or a library's encode(), may have left it in the other mode
         rows_B = batch.rows
         sentence_B = self.sentence_M[rows_B] if batch.captions else self.text.corpus_C[rows_B]
-        with drawing_from(dropout, self.data.device):
+        kind = torch.device(self.data.device).type
+        half = torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda" and self.options["precision"] == "bfloat16")
+        with drawing_from(dropout, self.data.device), half:
             # both passes in one call: every row of a batch has a mask of its own
-            both_SE = self.model.sentences(*self._given(np.concatenate([sentence_B, sentence_B])))
+            both_SE = self.model.sentences(*self._given(np.concatenate([sentence_B, sentence_B]))).float()
         views = both_SE.split(len(rows_B))
         kwargs: dict[str, Any] = dict(self.objective_kwargs)
         if self.schedule.learnable:
