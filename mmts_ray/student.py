@@ -62,7 +62,13 @@ def loaded(name: str) -> Any:
 
 def tokens(name: str, sentences: Sequence[str], max_length: int) -> list[list[int]]:
     """Token numbers of each sentence, special tokens included, cut at `max_length`."""
-    tokenizer = loaded(name).tokenizer
+    model = loaded(name)
+    tokenizer, config = model.tokenizer, model[0].auto_model.config
+    # these number their positions from behind that of the padding
+    shift = config.pad_token_id + 1 if config.model_type in ("roberta", "xlm-roberta", "camembert", "mpnet") else 0
+    most = (getattr(config, "max_position_embeddings", None) or max_length + shift) - shift
+    if max_length > most:
+        raise ValueError(f"model.max_length: {max_length}, but {name} takes {most} tokens; legal is at most that")
     found: list[list[int]] = []
     for start in range(0, len(sentences), 10_000):
         part = list(sentences[start : start + 10_000])
@@ -177,6 +183,8 @@ class Student(torch.nn.Module):
         super().__init__()
         self.pooling, self.from_states = pooling, trained_layers is not None
         self.net, names = trunk(student, trained_layers)
+        if not any(isinstance(module, torch.nn.Dropout) and module.p > 0 for module in self.net.modules()):
+            raise ValueError(f"model.student: {student} has no dropout where it is trained, so two passes are one")
         generator = torch_stream(seed, "init")
         if reinit_layers:
             _, _, layers = _layers(self.net, student)

@@ -1,6 +1,7 @@
 """A sentence student: what is trained, what two passes are, which batches, exact resume, what comes out."""
 
 import gzip
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -365,12 +366,24 @@ def test_what_does_not_go_together_is_refused_in_one_line(home, tmp_path):
         ("student", "open_clip:ViT-B-32/openai", "^model.student: .*text tower of open_clip"),
         ("sts", str(tmp_path / "none"), "^model.sts: .*is not there"),
         ("corpus", str(tmp_path / "none"), "^model.corpus: .*cannot be read"),
+        ("max_length", 71, "^model.max_length: 71, but .* takes 70 tokens"),
         ("trained_layers", 9, "^model.trained_layers: 9, but .* has 3"),
     ):
         with pytest.raises(ValueError, match=message):
             with_sentences(students.frozen(), {**config.kwargs("model"), key: value}, cache_dir=tmp_path)
     with pytest.raises(ValueError, match=r"^train.batch_size: 64, but there are 40 captions"):
         run_of(*config_and_data(home, train__batch_size=64))
+
+
+def test_a_student_without_dropout_is_refused(home, tmp_path):
+    where = students.folder(tmp_path / "still")
+    config = json.loads((where / "config.json").read_text())
+    (where / "config.json").write_text(
+        json.dumps({**config, "hidden_dropout_prob": 0, "attention_probs_dropout_prob": 0})
+    )
+    sizes = {"grounding_dim": 4, "image_dim": 4, "text_dim": 4}
+    with pytest.raises(ValueError, match="no dropout where it is trained, so two passes are one"):
+        Student(student=str(where), pooling="cls", trained_layers=1, reinit_layers=0, seed=0, **sizes)
 
 
 def test_a_study_on_several_workers_is_refused(home, tmp_path):
