@@ -25,9 +25,17 @@ NUMBER_COLUMNS = (
     "seed", "rung", "step", "epoch", "seconds", "device_seconds", "lost_device_seconds", "global_batch", "time",
     "end_time",
 )  # fmt: skip
-SHARE = re.compile(r"(^|_)(r\d+|recall|accuracy|map|ndcg|share)$")
+SHARE = re.compile(r"(^|_)(r\d+|top1|recall|accuracy|map|ndcg|share)$")
 RECALL = re.compile(r"(?:(?<=_)|^)r(\d+)$")
-WORDS = {"i2t": "image-to-text", "t2i": "text-to-image", "mid": "middle", "map": "mAP", "ndcg": "nDCG"}
+WORDS = {
+    "i2t": "image-to-text",
+    "t2i": "text-to-image",
+    "mid": "middle",
+    "map": "mAP",
+    "ndcg": "nDCG",
+    "zeroshot": "zero-shot",
+    "top1": "top-1",
+}
 SMALLER_IS_BETTER = re.compile(r"(^|_)(loss|median_rank|mean_rank|error)$")
 
 

@@ -78,6 +78,7 @@ def test_labels_of_known_and_unknown_metrics():
         "test_mid_r1": "middle R@1",
         "test_i2t_binary_map": "image-to-text binary mAP",
         "val_ndcg": "nDCG",
+        "val_zeroshot_top1": "zero-shot top-1",
         "val_x_y": "x y",
     }
     assert {key: Metric(key, 0, False).label for key in labels} == labels
