@@ -35,6 +35,11 @@ WORDS = {
     "ndcg": "nDCG",
     "zeroshot": "zero-shot",
     "top1": "top-1",
+    "sts": "STS",
+    **{f"sts{year}": f"STS{year}" for year in range(12, 17)},
+    "stsb": "STS-B",
+    "sickr": "SICK-R",
+    "avg": "average",
 }
 SMALLER_IS_BETTER = re.compile(r"(^|_)(loss|median_rank|mean_rank|error)$")
 

@@ -79,6 +79,9 @@ def test_labels_of_known_and_unknown_metrics():
         "test_i2t_binary_map": "image-to-text binary mAP",
         "val_ndcg": "nDCG",
         "val_zeroshot_top1": "zero-shot top-1",
+        "val_stsb": "STS-B",
+        "test_sts_avg": "STS average",
+        "test_sts16": "STS16",
         "val_x_y": "x y",
     }
     assert {key: Metric(key, 0, False).label for key in labels} == labels
