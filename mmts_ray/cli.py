@@ -21,7 +21,7 @@ SHOWN = (
         for split in ("val", "test")
         for name in (
             *("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "i2t_map", "t2i_map", "ndcg", "modality_distance"),
-            *("stsb", "sts_avg"),
+            *("zeroshot_top1", "stsb", "sts_avg"),
         )
     ),
 )

@@ -45,6 +45,7 @@ class Recipe:
     eval_every: int
     seed: int
     clip: float | None = None
+    beta2: float = 0.999
 
     def steps_per_epoch(self, samples: int) -> int:
         """Batches in an epoch; a last batch of one sample has no negatives and is left out."""
@@ -70,7 +71,7 @@ class Recipe:
         matrices = [p for p in parameters if p.ndim > 1]
         rest = [p for p in parameters if p.ndim <= 1]
         groups = [{"params": matrices, "weight_decay": self.weight_decay}, {"params": rest, "weight_decay": 0.0}]
-        return torch.optim.AdamW([g for g in groups if g["params"]], lr=self.lr, fused=True)
+        return torch.optim.AdamW([g for g in groups if g["params"]], lr=self.lr, betas=(0.9, self.beta2), fused=True)
 
 
 def recipe(
@@ -104,6 +105,9 @@ def recipe(
         float | None,
         Float(1e-6, 1e6, log=True, doc="a longer gradient, of all parameters as one, is cut to this", none="never"),
     ] = None,
+    beta2: Annotated[
+        float, Float(0.8, 0.9999, doc="AdamW's decay of squared gradients", source="open_clip: 0.98 for a ViT")
+    ] = 0.999,
     seed: Annotated[int, Int(0, 2**31 - 1, doc="initialisation, data order, dropout, mixing")] = 0,
 ) -> Recipe:
     """The training recipe from its declared parameters."""
@@ -118,5 +122,6 @@ def recipe(
         relevancy_above=relevancy_above,
         eval_every=eval_every,
         clip=clip,
+        beta2=beta2,
         seed=seed,
     )

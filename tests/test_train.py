@@ -357,3 +357,13 @@ def test_the_probe_runs_at_the_end_when_it_is_asked_for_and_needs_classes(data):
     bare = TrainData(replace(data.frozen, class_N=None, names={"data": "toy"}))
     with pytest.raises(ValueError, match=r"eval\.probe: needs classes, which toy lacks"):
         list(train(config_of("constant", **{"eval.probe": True}), bare))
+
+
+def test_the_optimiser_decays_matrices_only_and_takes_its_betas_from_the_recipe():
+    parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in ((2, 3), (3,), ())]
+    optimiser = recipe(weight_decay=0.2, beta2=0.98).optimiser(parameters)
+    decayed, rest = optimiser.param_groups
+    assert (decayed["weight_decay"], [p.ndim for p in decayed["params"]]) == (0.2, [2])
+    assert (rest["weight_decay"], [p.ndim for p in rest["params"]]) == (0.0, [1, 0])
+    assert decayed["betas"] == (0.9, 0.98)
+    assert recipe().optimiser(parameters).param_groups[0]["betas"] == (0.9, 0.999)

@@ -108,6 +108,7 @@ def own(flat, state, given):
         return image.numpy(), model.text(torch.from_numpy(tokens.encode(given[1]))).numpy()
 
 
+@pytest.mark.slow
 def test_an_export_loads_in_open_clip_in_both_ways_and_embeds_alike_bit_for_bit(place, capsys):
     content = {"model_cfg": pictures.TINY, "preprocess_cfg": {"mean": [0.4, 0.5, 0.6], "std": [0.2, 0.2, 0.3]}}
     flat = pictures.flat(pictures.table(place / "drawn"), pictures.config(place, content))
