@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from mmts_ray import space_file
 from mmts_ray.data import TEST, TRAIN, VALIDATION, coco, flickr30k, hf, webdataset
 from mmts_ray.data.webdataset import braces, index_shard
 from mmts_ray.features import encode
@@ -411,6 +412,23 @@ def test_other_shards_may_be_for_validation_and_test(tmp_path):
     tested = webdataset(path=train, test_path=others["test_path"], validation_share=0.2)
     assert np.bincount(tested.split_N).tolist() == [16, 4, 10]
     assert "no validation pictures; 4 of 20" in tested.notes[0]
+
+
+def test_a_study_names_a_pattern_in_full(tmp_path, monkeypatch):
+    shards(tmp_path / "s")
+    monkeypatch.chdir(tmp_path)
+    raw = {
+        "study": "x",
+        "objective": {"val_i2t_r1": "max"},
+        "strategy": "random",
+        "trials": 0,
+        "fixed": {"data": {"name": "webdataset", "path": "s/cc-{00000..00002}.tar", "test_path": "none/*.tar"}},
+        "baseline": [{"name": "one"}],
+    }
+    (tmp_path / "x.yaml").write_text(json.dumps(raw))
+    fixed = dict(space_file.load(tmp_path / "x.yaml").fixed)
+    assert fixed["data.path"] == f"{tmp_path}/s/cc-{{00000..00002}}.tar"
+    assert fixed["data.test_path"] == "none/*.tar"
 
 
 def test_patterns_expand_as_written():

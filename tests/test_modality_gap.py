@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from processes import measured
 
 from mmts_ray.config import from_flat
 from mmts_ray.data import TEST, TRAIN, VALIDATION, digits, emoji_styles, mnist
@@ -327,6 +328,22 @@ def test_a_run_of_twins_learns_and_resumes_bit_for_bit(net):
     assert last.metrics["val_i2t_r10"] > 0.1  # by chance 0.056
     assert last.metrics["train_loss"] < first.metrics["train_loss"]
     assert {"val_probe_accuracy", "val_modality_accuracy", "test_modality_distance"} <= set(last.metrics)
+
+
+def _rows_of_two_nets(rank=0, workers=1, device="cpu"):
+    group = None if workers == 1 else torch.distributed.group.WORLD
+    data = TrainData(ready(digits()), device=device)
+    configs = [from_flat({**SMALL, "model.net": net, "loss.r_mix": 0.1, "train.epochs": 1}) for net in ("mlp", "conv")]
+    return [row.metrics for config in configs for row in train(config, data, group=group)]
+
+
+@pytest.mark.slow
+def test_two_workers_train_twins_as_one_does(tmp_path):
+    expected = _rows_of_two_nets()
+    for mine in measured(_rows_of_two_nets, 2, "gloo", tmp_path, deadline_s=200):
+        for now, right in zip(mine, expected, strict=True):
+            assert now["train_loss"] == pytest.approx(right["train_loss"], rel=1e-5)
+            assert now["val_modality_distance"] == pytest.approx(right["val_modality_distance"], rel=1e-3)
 
 
 @pytest.mark.slow

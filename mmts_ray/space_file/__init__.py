@@ -105,7 +105,7 @@ def _with_full_paths(study: StudyConfig) -> StudyConfig:
 def _in_full(value: str) -> str:
     """What exists, named in full: PATH, or both parts of CONFIG.json/PATH, or the second of LIBRARY:MODEL/PATH."""
     full = Path(value).expanduser().absolute()
-    if full.exists():
+    if full.exists() or (set("{*?") & set(full.name) and full.parent.is_dir()):  # a pattern, as shards-{00..15}.tar
         return str(full)
     for cut in (".json/", "/"):
         head, found, tail = value.partition(cut)
