@@ -1,4 +1,7 @@
-"""One local Ray for the tests that need one; it ends with the session and touches no other Ray on the host."""
+"""One local Ray for the tests that need one; it ends with the session and touches no other Ray on the host.
+
+Of the processes of `pytest -n 2 --dist loadgroup` one runs the tests that start Ray, the other takes the rest.
+"""
 
 import os
 
@@ -23,3 +26,9 @@ def local_ray(tmp_path_factory):
     )
     yield ray
     ray.shutdown()
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.get_closest_marker("ray"):  # one after another: two clusters would share ports and cores
+            item.add_marker(pytest.mark.xdist_group("ray"))
