@@ -100,6 +100,34 @@ def test_one_trial_is_killed_twice_one_goes_silent_and_the_study_goes_on(folder)
     assert results.trials_of(study) == trials, "an ended trial ran again"
 
 
+def test_each_worker_of_a_group_is_killed_and_trials_end_as_the_scheduler_wants(folder):
+    study = folder / "study"
+    words = ("strategy=random_asha", "resources.workers=2", "train.batch_size=16", "checkpoint_seconds=0.5")
+    process = start("search", "space.yaml", *words, "--out", "study", cwd=folder)
+    writer, reached = wait_for(lambda: beyond(study, "t0000", 0), "t0000 never trained", process)
+    os.kill(writer, signal.SIGKILL)  # the first worker, which writes
+    writer, reached = wait_for(lambda: beyond(study, "t0000", reached), "it never got further", process)
+    (other,) = set(train_workers(process.pid)) - {writer}
+    os.kill(other, signal.SIGKILL)
+    finish(process, 0)
+    trials = results.trials_of(study)
+    assert {t: row["starts"] for t, row in trials.items()} == {"t0000": 3, "t0001": 1, "t0002": 1}
+    assert trials["t0000"]["status"] == "done", "the first at a rung goes on"
+    assert {row["status"] for row in trials.values()} == {"done", "stopped"}
+    assert all((row["epoch"] == 400) == (row["status"] == "done") for row in trials.values())
+    _, steps, _ = results.fold(results.records(study))
+    mine = [step["epoch"] for step in steps if step["trial"] == "t0000"]
+    assert len(mine) == len(set(mine))
+
+
+def train_workers(driver):
+    """The processes below a driver that Ray Train has started to train."""
+    for pid in own_ray.descendants(driver):
+        with contextlib.suppress(OSError):
+            if b"RayTrainWorker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                yield pid
+
+
 def test_a_trial_that_ray_kills_for_memory_is_infeasible_and_not_tried_for_ever(folder):
     study = folder / "study"
     tight = {"RAY_memory_usage_threshold": "0.001", "RAY_memory_monitor_refresh_ms": "100"}
