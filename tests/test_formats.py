@@ -11,11 +11,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from test_features import NAMES, tiny  # noqa: F401  (a fixture)
 
 from mmts_ray import space_file
+from mmts_ray.config import from_flat
 from mmts_ray.data import TEST, TRAIN, VALIDATION, coco, flickr30k, hf, webdataset
 from mmts_ray.data.webdataset import braces, index_shard
 from mmts_ray.features import encode
+from mmts_ray.train import TrainData, train
 
 
 @pytest.fixture(autouse=True)
@@ -609,6 +612,29 @@ def test_hf_refuses_in_one_line(tmp_path):
 
 
 # --- through the encoders
+
+
+@pytest.mark.usefixtures("tiny")
+def test_shards_train_resume_and_lose_pictures_that_break_when_they_are_decoded(tmp_path):
+    members = [m for n in range(60) for m in sample(n)]
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(noise).save(out, "JPEG")
+    members += [("broken.jpg", out.getvalue()[:900]), ("broken.txt", "its end is lost")]
+    path = str(shard(tmp_path / "x-000.tar", members))
+    data = webdataset(path=path, validation_share=0.2, test_share=0.2)
+    frozen = encode(data, **NAMES, cache_dir=tmp_path / "e")
+    assert frozen.names["dropped"] == {"image cannot be decoded": 1}
+    assert len(frozen.image_NI) == 60
+    for m, caption in enumerate(f"caption {n}" for n in range(60)):
+        np.testing.assert_allclose(frozen.image_NI[m], int(caption.split()[1]), atol=1)
+    with pytest.raises(ValueError, match="strict refuses 1 of 61 rows: row 61: image cannot be decoded"):
+        encode(webdataset(path=path, strict=True), **NAMES, cache_dir=tmp_path / "e")
+    flat = {"data.name": "webdataset", "data.path": path, "model.dim": 4, "groups.name": "none", "eval.k": 3}
+    config = from_flat({**flat, "train.epochs": 3, "train.batch_size": 16})
+    run = train(config, TrainData(frozen))
+    state = next(run).state()
+    assert [r.metrics for r in train(config, TrainData(frozen), state)] == [r.metrics for r in run]
 
 
 @pytest.mark.slow
