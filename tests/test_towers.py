@@ -366,6 +366,9 @@ def test_a_tokenizer_is_the_models_own_or_refused_never_a_default(tmp_path):
     ) as no:
         inputs(str(path), "a {}").texts.load()
     assert "\n" not in str(no.value)
+    before = inputs(str(path), "a {}").texts.version
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert inputs(str(path), "a {}").texts.version != before  # a changed tokenizer is not taken for the old one
     few = {**pictures.TINY["text_cfg"], "vocab_size": 1000}
     path = pictures.config(tmp_path, {**pictures.TINY, "text_cfg": few}, "few.json")
     with pytest.raises(ValueError, match=r"token 49407 is beyond the model's vocab_size 1000"):

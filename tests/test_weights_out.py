@@ -148,6 +148,7 @@ def test_a_hugging_face_text_tower_goes_out_and_comes_in_with_its_tokenizer_wher
     flat = pictures.flat(pictures.table(place / "few", count=24), "efficientnet-lite0+minilm-l6")
     flat |= {"model.batch_norm": "stored", "model.image_blocks": 1, "train.epochs": 1, "model.text_blocks": 1}
     data = study(place / "hf", flat, place / "cache")
+    assert [credit.partition(":")[0] for credit in data.frozen.names["credits"]] == ["image encoder", "text encoder"]
     out = place / "hf-out"
     assert main(["export", str(place / "hf"), str(out)]) == 0
     given = [[str(place / "few" / f"{n:03}.png") for n in range(3)], ["a red stripe", "two words", "é"]]

@@ -133,7 +133,8 @@ def encode(
     text_key, text_UT = of_texts(texts)
     position = {caption: index for index, caption in enumerate(unique)}
     text_M = np.array([position[caption] for caption in kept.captions], dtype=np.int32)
-    credits = (*kept.credits, *(e.credit for e in (images, texts) if e is not None and e.credit))
+    used = (images, texts, *((inputs.images, inputs.texts) if inputs is not None else ()))
+    credits = tuple(dict.fromkeys([*kept.credits, *(e.credit for e in used if e is not None and e.credit)]))
     encoders = {"image_encoder": image_encoder, "text_encoder": text_encoder, "credits": credits}
     if inputs is None:
         frozen = _frozen(kept, image_NI, text_UT, text_M, f"{image_key} {text_key}", encoders)

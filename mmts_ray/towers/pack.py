@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmts_ray.data.class_folders import class_folders
-from mmts_ray.encoders import Encoder, Inputs, Tower
-from mmts_ray.towers.weights import Source, find, tokenizer
+from mmts_ray.encoders import LITE0_CREDIT, MINILM_CREDIT, Encoder, Inputs, Tower
+from mmts_ray.towers.weights import PACKAGED, Source, find, tokenizer, tokenizer_files
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -28,14 +28,18 @@ def inputs(weights: str, prompts: str, zeroshot: str | None = None) -> Inputs:
                 f"model.prompts: {template!r} has no place for the class; legal is text with one {SLOT}, templates "
                 "divided by |"
             )
-    source = find(weights)
+    source, packaged = find(weights), weights == PACKAGED
     p = source.preprocess_cfg
     pixels = f"pixels {p['size']} {p['interpolation']} {p['resize_mode']} {p['fill_color']}"
     text = source.model_cfg["text_cfg"]
-    told = sorted((k, v) for k, v in text.items() if "token" in k or k == "context_length")
+    told = [*sorted((k, v) for k, v in text.items() if "token" in k or k == "context_length"), *tokenizer_files(source)]
     return Inputs(
-        images=Encoder(name=f"pixels {p['size']}", version=pixels, load=partial(_pixels, source)),
-        texts=Encoder(name="tokens", version=f"tokens {told}", load=partial(_tokens, source)),
+        images=Encoder(
+            name=f"pixels {p['size']}", version=pixels, load=partial(_pixels, source), credit=LITE0_CREDIT * packaged
+        ),
+        texts=Encoder(
+            name="tokens", version=f"tokens {told}", load=partial(_tokens, source), credit=MINILM_CREDIT * packaged
+        ),
         version=source.version,
         prompts=partial(_prompts, source, templates),
         zeroshot=None if zeroshot is None else class_folders(zeroshot),

@@ -246,6 +246,15 @@ def tokenizer(source: Source) -> Any:
         ) from problem
 
 
+def tokenizer_files(source: Source) -> list[tuple[str, str]]:
+    """Names and hashes of the files of a tokenizer that lies in a folder: they key what it made."""
+    folder = Path(source.model_cfg["text_cfg"].get("hf_tokenizer_name") or "")
+    if not folder.name or not folder.is_dir():
+        return []
+    files = sorted(f for f in folder.iterdir() if f.suffix in (".json", ".txt", ".model") and f.is_file())
+    return [(file.name, file_hash(file)) for file in files]
+
+
 def save_text_tower(source: Source, folder: Path) -> bool:
     """Write configuration and tokenizer of a Hugging Face text tower, which the library looks for in its own folder.
 
