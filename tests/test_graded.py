@@ -5,10 +5,15 @@ import math
 
 import numpy as np
 import pytest
+import torch
+import toy
 from vectors import REFERENCE
 
+from mmts_ray.config import from_flat
 from mmts_ray.data.relevance import Relevance, numbered
 from mmts_ray.metrics.graded import multi_instance, precision_and_gain, thirds
+from mmts_ray.train import TrainData
+from mmts_ray.train.pairs import Pairs
 
 
 def entries(verbs, nouns):
@@ -108,3 +113,22 @@ def test_relevancy_by_keys_is_the_definition():
     np.testing.assert_allclose(relevance.between(key[:3], key[3:]), expected)
     again = numbered((left + right)[::-1])
     np.testing.assert_array_equal(again[2][::-1], key)
+
+
+def test_arms_of_one_seed_see_the_same_samples_and_drawn_captions_in_the_same_order():
+    data = TrainData(toy.graded(toy.frozen(captions_each=2)))
+    batches = {}
+    arms = {"constant": {"schedule.name": "constant"}, "cosine": {}, "max margin": {"loss.name": "max_margin"}}
+    for name, arm in arms.items():
+        config = from_flat({**toy.FIXED, **arm, "train.captions": "relevant"})
+        recipe = config.function("train")(**config.kwargs("train"))
+        batches[name] = [list(Pairs(config=config, data=data, recipe=recipe).batches(epoch)) for epoch in (0, 1)]
+    first, later = batches["constant"]
+    for other in batches.values():
+        for mine, theirs in zip(batches["constant"], other):
+            assert all(torch.equal(a, b) for x, y in zip(mine, theirs) for a, b in zip(x, y))
+    drawn = [dict(zip(torch.cat([b.rows_B for b in e]).tolist(), torch.cat([b.text_B for b in e]).tolist()))
+             for e in (first, later)]  # fmt: skip
+    assert drawn[0] != drawn[1]
+    images = [sorted({int(data.frozen.image_M[row]) for row in epoch}) for epoch in drawn]
+    assert images[0] == images[1] == data.split(0).images.tolist()
