@@ -167,6 +167,7 @@ def _check_together(values: Mapping[str, Any]) -> None:
         if not low <= init <= high:
             raise ValueError(f"schedule.init: {init} is outside [low, high] = [{low}, {high}]")
     _check_sentences(values)
+    _check_features(values)
     if values["model.name"] == "twins" and values["data.name"] not in READY:
         raise ValueError(
             f"model.name: twins need two like sides, not {values['data.name']}; legal are {', '.join(READY)}"
@@ -177,6 +178,25 @@ def _check_together(values: Mapping[str, Any]) -> None:
             f"loss.soft_labels: paper compares captions with images, and {encoders[0]} and {encoders[1]} share no "
             "space; legal are text, image, code, or one open_clip model as both encoders"
         )
+
+
+def _check_features(values: Mapping[str, Any]) -> None:
+    """What needs features of a side for which no encoder runs."""
+    if values["model.name"] not in ("frozen_heads", "open_clip") or values["data.name"] in READY:
+        return
+    sides = {"captions": "text", "images": "image"}
+    wanted = [(path, sides.get(values[path], "")) for path in ("groups.name", "eval.source")]
+    if values["model.name"] == "frozen_heads":
+        wanted += [("model.name", "image"), ("model.name", "text")]
+    thresholds = (values.get(f"loss.filter_threshold{of}") for of in ("", "_image"))
+    if values.get("loss.angular_margin") or any(threshold is not None for threshold in thresholds):
+        soft = values["loss.soft_labels"]
+        wanted += [("loss.soft_labels", side) for side in ((soft,) if soft in ("image", "text") else ("image", "text"))]
+    for path, side in wanted:
+        if side and values[f"model.{side}_encoder"] == "none":
+            raise ValueError(
+                f"{path}: {values[path]} needs {side} features, and model.{side}_encoder is none; legal is an encoder"
+            )
 
 
 def _check_sentences(values: Mapping[str, Any]) -> None:

@@ -85,6 +85,27 @@ def test_nothing_is_encoded_that_nobody_asked_for(drawn):
         data.teacher("image")
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"groups.name": "captions"}, r"groups\.name: captions needs text features, and model\.text_encoder is none"),
+        ({"groups.name": "images"}, r"groups\.name: images needs image features"),
+        ({"eval.source": "captions"}, r"eval\.source: captions needs text features"),
+        ({"loss.angular_margin": 0.1}, r"loss\.soft_labels: text needs text features"),
+        ({"loss.filter_threshold_image": 0.9, "loss.soft_labels": "image"}, r"soft_labels: image needs image features"),
+    ],
+)
+def test_what_needs_features_that_nobody_makes_is_refused_before_anything_runs(given, message, drawn):
+    with pytest.raises(ValueError, match=message):
+        from_flat({**drawn[0], **given})
+    assert from_flat({**drawn[0], "loss.soft_labels": "image"})  # no teacher: nothing reads them
+
+
+def test_heads_need_features_of_both_sides():
+    with pytest.raises(ValueError, match=r"model\.name: frozen_heads needs text features"):
+        from_flat({"model.text_encoder": "none", "groups.name": "classes", "eval.source": "classes"})
+
+
 def test_a_process_that_finds_no_inputs_makes_them_anew_and_one_with_other_data_refuses(place, drawn):
     flat, data = drawn
     here = shutil.copytree(place / "cache", place / "elsewhere")
