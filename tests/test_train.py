@@ -9,6 +9,7 @@ import torch
 from toy import frozen
 
 from mmts_ray.config import from_flat
+from mmts_ray.metrics import evaluate
 from mmts_ray.recipe import Recipe, recipe, stream
 from mmts_ray.towers import Heads, drop
 from mmts_ray.train import TRAIN, TrainData, train
@@ -128,9 +129,22 @@ def test_a_checkpoint_of_any_step_continues_bit_for_bit(kind, data, tmp_path):
         assert all(torch.equal(a, b) for a, b in zip(*ends, strict=True)), step
 
 
+def test_an_evaluation_keeps_no_gradients(data, monkeypatch):
+    seen = []
+
+    def watched(image_ND, text_UD, *args, **kwargs):
+        seen.append(image_ND.requires_grad or text_UD.requires_grad or torch.is_grad_enabled())
+        return evaluate(image_ND, text_UD, *args, **kwargs)
+
+    monkeypatch.setattr("mmts_ray.train.pairs.evaluate", watched)
+    list(train(config_of("constant"), data, test=True))
+    assert len(seen) > 1
+    assert not any(seen)
+
+
 def test_temperatures_of_isogclr_are_in_the_checkpoint_and_only_of_training_samples(data):
     row = list(train(config_of("isogclr", **{"loss.rho": 1.0}), data))[-1]
-    remembered = row.state()["remembered"]
+    remembered = row.state()["memory"]
     train_images = set(data.split(TRAIN).images.tolist())
     seen = set(torch.nonzero(remembered["image_log_mass"].isfinite())[:, 0].tolist())
     assert seen

@@ -78,7 +78,7 @@ def measure(dtype, group=None, device="cpu"):
             found[case] = {
                 "metrics": [row.metrics for row in rows],
                 "steps": [row.step for row in rows],
-                "tensors": [t.cpu() for t in tensors({k: state[k] for k in ("model", "learned", "remembered")})],
+                "tensors": [t.cpu() for t in tensors({k: state[k] for k in ("model", "learned", "memory")})],
             }
     finally:
         torch.set_default_dtype(torch.float32)

@@ -1,4 +1,7 @@
-"""Training: data that stay loaded (`data`), the loop (`loop`), what it runs (`pairs`), several workers (`workers`)."""
+"""Training: data that stay loaded (`data`), the loop (`loop`), what it drives (`run`), several workers (`workers`).
+
+Runs: heads or whole towers on pairs (`pairs`, `towers`), a sentence student (`sentences`).
+"""
 
 from mmts_ray.train.data import TEST, TRAIN, VALIDATION, Split, TrainData
 from mmts_ray.train.loop import Pulse, Row, train

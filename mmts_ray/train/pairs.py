@@ -21,6 +21,7 @@ from mmts_ray.metrics import TERCILES, evaluate, multi_instance, probe_accuracy,
 from mmts_ray.recipe import Recipe, stream
 from mmts_ray.schedules import Schedule
 from mmts_ray.train.data import TRAIN, Split, TrainData
+from mmts_ray.train.run import Run
 from mmts_ray.train.workers import mean_gradients, share_of
 
 
@@ -37,7 +38,7 @@ class Batch(NamedTuple):
     text_B: torch.Tensor  # into the unique captions; another than the row's own when any relevant caption will do
 
 
-class Pairs:
+class Pairs(Run):
     """Model, optimiser and the learnable part of the objective of one trial."""
 
     def __init__(
@@ -101,10 +102,6 @@ class Pairs:
     def _inputs(self) -> tuple[Any, Any]:
         """What the model reads, a row per image and per unique caption."""
         return self.data.images(standardise=self.config.kwargs("model").get("standardise", False)), self.data.texts()
-
-    def set_lr(self, lr: float) -> None:
-        for group in self.optimiser.param_groups:
-            group["lr"] = lr
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch, the same for every configuration with this seed and batch size."""
@@ -194,37 +191,14 @@ class Pairs:
         out.loss.backward()
         return out
 
-    def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """A checkpoint: tensors and plain values only, so that it loads with `weights_only`."""
-        return {
-            "epoch": epoch,
-            "step": step,
-            "config_hash": self.config.hash,
-            "seed": self.recipe.seed,
-            "data": self.data.frozen.key,
-            "model": {k: v.detach().clone() for k, v in self.model.state_dict().items()},
-            "learned": {k: v.detach().clone() for k, v in self.learned.items()},
-            "remembered": cloned(self.remembered),
-            "optimiser": cloned(self.optimiser.state_dict()),
-        }
+    def memory(self) -> dict[str, Any]:
+        return self.remembered
 
-    def restore(self, state: dict[str, Any]) -> tuple[int, int]:
-        """Take over a checkpoint; refused when it belongs to another configuration, seed or data set."""
-        mine = {"config_hash": self.config.hash, "seed": self.recipe.seed, "data": self.data.frozen.key}
-        for key, value in mine.items():
-            if state[key] != value:
-                raise ValueError(f"checkpoint of another trial: its {key} is {state[key]}, this trial's is {value}")
-        self.model.load_state_dict(state["model"])
-        for name, parameter in self.learned.items():
-            parameter.data.copy_(state["learned"][name])
+    def recall(self, memory: dict[str, Any]) -> None:
         for name, value in self.remembered.items():
-            value.copy_(state["remembered"][name])
-        decays = [group["weight_decay"] for group in self.optimiser.param_groups]
-        self.optimiser.load_state_dict(cloned(state["optimiser"]))
-        for group, decay in zip(self.optimiser.param_groups, decays, strict=True):
-            group["weight_decay"] = decay  # a trial that goes on from another's checkpoint keeps its own parameters
-        return int(state["epoch"]), int(state["step"])
+            value.copy_(memory[name])
 
+    @torch.no_grad()
     def evaluate(self, which: int, *, final: bool) -> dict[str, float]:
         """Metrics of one split, over its unique captions."""
         split = self.data.split(which)
@@ -297,18 +271,3 @@ class Pairs:
     def _eval_groups(self) -> Groups:
         """One fixed grouping for head, middle and tail, so that trials that search `groups.*` compare."""
         return self.data.groups(*self.config.function("eval")(**self.config.kwargs("eval")))
-
-    def finite(self) -> bool:
-        """Whether every parameter is a finite number."""
-        return all(bool(torch.isfinite(p).all()) for p in self.parameters)
-
-
-def cloned(tree: Any) -> Any:
-    """Optimiser states alias the live tensors; a checkpoint must not move with them."""
-    if isinstance(tree, torch.Tensor):
-        return tree.detach().clone()
-    if isinstance(tree, dict):
-        return {k: cloned(v) for k, v in tree.items()}
-    if isinstance(tree, list):
-        return [cloned(v) for v in tree]
-    return tree

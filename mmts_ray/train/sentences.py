@@ -20,7 +20,8 @@ from mmts_ray.recipe import Recipe, stream
 from mmts_ray.sentences import Sentences
 from mmts_ray.student import drawing_from
 from mmts_ray.train.data import TRAIN, VALIDATION, TrainData
-from mmts_ray.train.pairs import cloned, schedule_of
+from mmts_ray.train.pairs import schedule_of
+from mmts_ray.train.run import Run, cloned
 
 EVAL_BATCH = 64
 
@@ -34,8 +35,8 @@ class Batch:
     last_of_captions: bool = False  # in its epoch: its statistics are kept
 
 
-class SentenceRun:
-    """Student, optimiser and data order of one trial; the methods are those of `pairs.Pairs`."""
+class SentenceRun(Run):
+    """A trial that trains a sentence encoder; the methods are those of `pairs.Pairs`."""
 
     def __init__(
         self, *, config: TrialConfig, data: TrainData, recipe: Recipe, group: dist.ProcessGroup | None = None
@@ -78,10 +79,6 @@ class SentenceRun:
                     "legal is at most that"
                 )
         self.caption_stats: dict[str, Tensor] = {}
-
-    def set_lr(self, lr: float) -> None:
-        for group in self.optimiser.param_groups:
-            group["lr"] = lr
 
     def batches(self, epoch: int) -> Iterator[Batch]:
         """The batches of an epoch: the same in every trial with this seed, batch size and `caption_every`.
@@ -231,39 +228,17 @@ class SentenceRun:
         """Nothing: similarity has no queries that are right or wrong."""
         return {}
 
-    def finite(self) -> bool:
-        """Whether every parameter is a finite number."""
-        return all(bool(torch.isfinite(p).all()) for p in self.parameters)
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return self.model.tensors()
 
-    def state(self, epoch: int, step: int) -> dict[str, Any]:
-        """A checkpoint: tensors and plain values only, so that it loads with `weights_only`."""
-        return {
-            "epoch": epoch,
-            "step": step,
-            "config_hash": self.config.hash,
-            "seed": self.recipe.seed,
-            "data": self.data.frozen.key,
-            "model": {k: v.detach().clone() for k, v in self.model.tensors().items()},
-            "learned": {k: v.detach().clone() for k, v in self.learned.items()},
-            "caption_stats": cloned(self.caption_stats),
-            "optimiser": cloned(self.optimiser.state_dict()),
-        }
+    def take(self, tensors: dict[str, torch.Tensor]) -> None:
+        self.model.take(tensors)
 
-    def restore(self, state: dict[str, Any]) -> tuple[int, int]:
-        """Take over a checkpoint; refused when it belongs to another configuration, seed or data set."""
-        mine = {"config_hash": self.config.hash, "seed": self.recipe.seed, "data": self.data.frozen.key}
-        for key, value in mine.items():
-            if state[key] != value:
-                raise ValueError(f"checkpoint of another trial: its {key} is {state[key]}, this trial's is {value}")
-        self.model.take(state["model"])
-        for name, parameter in self.learned.items():
-            parameter.data.copy_(state["learned"][name])
-        self.caption_stats = cloned(state["caption_stats"])
-        decays = [group["weight_decay"] for group in self.optimiser.param_groups]
-        self.optimiser.load_state_dict(cloned(state["optimiser"]))
-        for group, decay in zip(self.optimiser.param_groups, decays, strict=True):
-            group["weight_decay"] = decay
-        return int(state["epoch"]), int(state["step"])
+    def memory(self) -> dict[str, Any]:
+        return self.caption_stats
+
+    def recall(self, memory: dict[str, Any]) -> None:
+        self.caption_stats = cloned(memory)
 
 
 def _joined(image_M: np.ndarray, sentence_M: np.ndarray) -> np.ndarray:
