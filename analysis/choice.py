@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from .tables import Study
+from .tables import COPY, Study
 
 FRESH_NEEDED = 3  # below this a t interval is wider than any effect worth reporting
 
@@ -49,7 +49,7 @@ def candidates(study: Study) -> tuple[Candidate, ...]:
     """Configurations that have fresh runs, in order of label."""
     fresh = study.trials[study.trials["kind"] == "confirm"]
     names = study.trials[study.trials["kind"] == "baseline"]
-    searched = study.trials[study.trials["kind"].isin(["control", "search"])]
+    searched = study.trials[study.trials["kind"].isin(["control", "search", COPY])]
     baselines = {*map(str, study.meta.get("baselines") or []), *names["name"].dropna()}
     found = []
     for key, runs in fresh.groupby(fresh["config_hash"].fillna(fresh["name"]).fillna(fresh["trial"]), sort=True):

@@ -20,6 +20,7 @@ import pandas as pd
 from mmts_ray import results
 
 STATES = ("done", "stopped", "infeasible", "failed", "running", "waiting")
+COPY = "copy"  # the kind, in the report, of a searched trial that went on from another's checkpoint
 TEXT_COLUMNS = ("study", "trial", "kind", "name", "config_hash", "status", "error", "note")
 NUMBER_COLUMNS = (
     "seed", "rung", "step", "epoch", "seconds", "device_seconds", "lost_device_seconds", "global_batch", "time",
@@ -308,6 +309,9 @@ def _tidy(trials: pd.DataFrame, objective: str) -> pd.DataFrame:
             columns[name] = tidy[name].astype(object).where(tidy[name].notna(), None)
     columns["score"] = columns[objective].where(np.isfinite(columns[objective]))
     tidy = pd.DataFrame(columns)
+    # what began with another trial's weights (pbt) is no observation of its own parameters
+    copied = (tidy["kind"] == "search") & column(tidy, "derived.parent").notna()
+    tidy["kind"] = tidy["kind"].where(~copied, COPY)
     # a run can end "done" with a score that is no number: it is not comparable, hence infeasible
     bad = (tidy["status"] == "done") & tidy["score"].isna()
     tidy["state"] = tidy["status"].where(~bad, "infeasible")

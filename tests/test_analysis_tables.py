@@ -62,6 +62,23 @@ def test_stopped_runs_and_runs_without_a_score_are_not_finished(tmp_path):
     assert found.trials.set_index("trial").loc["t0002", "error"] == "ended without a finite score"
 
 
+def test_what_went_on_from_anothers_weights_is_no_observation_of_its_parameters(tmp_path):
+    maker = Maker("s")
+    rng = np.random.default_rng(0)
+    for number, parent in enumerate([None, None, "t0001"]):
+        derived = {"derived.parent": parent, "derived.parent_epoch": 1} if parent else {}
+        params = native(rng.random(6))
+        maker.run(f"t{number:04d}", "search", params, {VAL: 0.3 + number / 10}, **derived)
+    for seed in (11, 12):  # the copy is the best of the search: its own worth is what it reaches from the start
+        maker.run(f"c{seed:04d}", "confirm", params, {VAL: 0.31}, seed=seed, name="t0002")
+    found = study_of(tmp_path / "s", maker)
+    assert list(found.searched["trial"]) == ["t0000", "t0001"]
+    assert list(found.trials.loc[found.trials["kind"] == "copy", "trial"]) == ["t0002"]
+    (candidate,) = choice.candidates(found)
+    assert (candidate.label, candidate.source, candidate.trial) == ("t0002", "search", "t0002")
+    assert choice.best_of_search(found)["trial"] == "t0001"
+
+
 def test_a_planned_run_is_waiting(tmp_path):
     maker = Maker("s")
     maker.run("c0000", "confirm", native(np.full(6, 0.4)), {}, status="running", epochs=0)

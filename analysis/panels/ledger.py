@@ -13,7 +13,7 @@ from .. import commands
 from ..finding import Check, Finding, check
 from ..page import Column, more, notes, table
 from ..statistics import wilson
-from ..tables import STATES, Study, first_line, lost_trials, why_failed
+from ..tables import COPY, STATES, Study, first_line, lost_trials, why_failed
 from ..wording import count, duration, fixed, listing, number, percent, short_hash
 
 SAME_FOR_ALL = ("data.", "eval.")  # a comparison across these is no comparison
@@ -27,7 +27,7 @@ def ledger(study: Study) -> Finding:
     """Every run that the ledger holds."""
     trials = study.trials
     groups = {(kind, state): trials[(trials["kind"] == kind) & (trials["state"] == state)]
-              for kind in results.KINDS for state in STATES}  # fmt: skip
+              for kind in (*results.KINDS, COPY) for state in STATES}  # fmt: skip
     states = pd.DataFrame(
         [
             (kind, state, len(part), len(part) / len(trials), float(part["device_seconds"].sum()) / 3600)

@@ -13,7 +13,7 @@ from ..finding import Alt, Check, Finding, Refusal, check
 from ..model import model_of
 from ..page import Axis, bar
 from ..statistics import Difference, Interval, chance_of_better, difference, generator, seeds_to_resolve, t_interval
-from ..tables import Metric, Study, why_failed
+from ..tables import COPY, Metric, Study, why_failed
 from ..wording import count, decimals, fixed, listing, score
 from . import importance, plateau, sentence
 
@@ -215,7 +215,7 @@ def _alt(scores: pd.DataFrame, metric: Metric) -> str:
 
 def _search_seeds(study: Study, candidate: Candidate) -> set[float]:
     """Seeds at which the search ran this very configuration."""
-    ran = study.trials["kind"].isin(["baseline", "search"]) & (study.trials["config_hash"] == candidate.key)
+    ran = study.trials["kind"].isin(["baseline", "search", COPY]) & (study.trials["config_hash"] == candidate.key)
     return set(study.trials.loc[ran, "seed"].dropna())
 
 
