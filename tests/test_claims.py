@@ -22,7 +22,9 @@ def claims():
     spec = importlib.util.spec_from_file_location("claims", ROOT / "benchmarks" / "claims.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules["claims"] = module
-    spec.loader.exec_module(module)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")
+        spec.loader.exec_module(module)
     return module
 
 
