@@ -5,7 +5,7 @@ I and T teacher features of images and texts.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -38,26 +38,35 @@ def version(name: str) -> str:
 def loaded(name: str) -> Any:
     """The SentenceTransformer of that name, once per process; callers copy what they change."""
     import sentence_transformers
-    from transformers.utils import logging
 
     version(name)  # says in one line what it cannot find
     folder = minilm_folder() if name == "minilm-l6" else Path(name).expanduser()
     local = folder.is_dir()
-    bars = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
     try:
-        model = sentence_transformers.SentenceTransformer(
-            str(folder) if local else name, device="cpu", local_files_only=local
-        )
+        with _without_bars():
+            model = sentence_transformers.SentenceTransformer(
+                str(folder) if local else name, device="cpu", local_files_only=local
+            )
     except Exception as problem:  # the library raises anything here
         said = " ".join(str(problem).split())[:300] or type(problem).__name__
         raise ValueError(f"model.student: cannot load {name} ({said})") from problem
-    finally:
-        if bars:
-            logging.enable_progress_bar()
     if not hasattr(model[0], "auto_model"):
         raise ValueError(f"model.student: {name} does not begin with a transformer; legal is a Hugging Face encoder")
     return model
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Nothing of the library's progress on stderr, where ours is."""
+    from transformers.utils import logging
+
+    bars = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if bars:
+            logging.enable_progress_bar()
 
 
 def tokens(name: str, sentences: Sequence[str], max_length: int) -> list[list[int]]:
@@ -238,7 +247,7 @@ def _fresh(layer: torch.nn.Module, generator: torch.Generator) -> None:
 
 
 @contextmanager
-def drawing_from(generator: torch.Generator, device: str) -> Any:
+def drawing_from(generator: torch.Generator, device: str) -> Iterator[None]:
     """What torch draws without being told from where (a library's dropout) follows from this generator alone."""
     seed = int(torch.randint(2**62, (), generator=generator, device=generator.device))
     devices = [torch.device(device)] if device.startswith("cuda") else []
@@ -269,4 +278,5 @@ def export_sentence(model: Mapping[str, Any], tensors: Mapping[str, Tensor], fol
     made[0].max_seq_length = model["max_length"]
     pooling = Pooling(made[0].auto_model.config.hidden_size, pooling_mode=model["pooling"])
     modules = [made[0], pooling, *(m for m in made if isinstance(m, Normalize))]
-    sentence_transformers.SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder))
+    with _without_bars():
+        sentence_transformers.SentenceTransformer(modules=modules, device="cpu").save_pretrained(str(folder))
