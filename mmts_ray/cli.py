@@ -272,7 +272,11 @@ def _search(args: argparse.Namespace) -> int:
     frozen = _features(study, quiet=args.quiet)
     command = " ".join(["mmts-ray", *sys.argv[1:]])
     folder.create(study, args.out, frozen, command=command, cache_dir=default_cache_dir())
-    return _run_search(args, study, args.out, frozen)
+    try:
+        return _run_search(args, study, args.out, frozen)
+    except ValueError:
+        folder.withdraw(args.out)
+        raise
 
 
 def _submit(args: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ else's study executes nothing.
 
 import os
 import platform
+import shutil
 import subprocess
 import time
 from dataclasses import fields, replace
@@ -80,6 +81,12 @@ def create(study: StudyConfig, study_dir: Path, frozen: Frozen, *, command: str,
     except OSError as problem:
         raise ValueError(f"{study_dir}: cannot be written ({problem.strerror}); choose another --out") from None
     storage.publish(study_dir, "meta.json", STUDY)
+
+
+def withdraw(study_dir: Path) -> None:
+    """Take back a new study that was refused before anything began, so that the same command can be given again."""
+    if not storage.uri(study_dir) and not any((study_dir / "ledger").glob("*")):
+        shutil.rmtree(study_dir, ignore_errors=True)
 
 
 def _address(study_dir: Path) -> dict[str, str]:

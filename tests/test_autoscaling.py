@@ -161,6 +161,7 @@ def test_a_study_grows_its_cluster_from_nothing_loses_a_node_and_leaves_nothing_
         assert refused.returncode == 2, told
         assert "a worker needs 2 GPU on one machine, the largest has 1" in told
         assert "8 gpu_spot with 1 CPU and 1 GPU" in told
+        assert not (folder / "refused").exists()
         assert all(nodes == {head} for nodes in history()), "a driver that asks for nothing launched a node"
 
         out = ends.enter_context(search_log.open("w"))
