@@ -10,26 +10,30 @@ from .tables import Study
 TOP, SEEDS = 3, 5  # what a verdict wants: the best three, five fresh seeds each
 
 
+def _ours(study: Study, command: str) -> str:
+    """The command; a sweep of another program grows there, and is imported again."""
+    return command if "imported" not in study.meta else "mmts-ray import SWEEP --out FOLDER"
+
+
 def confirm(study: Study, top: int = TOP) -> str:
     """Fresh runs of the baselines and of the best trials."""
-    return f"mmts-ray confirm {shlex.quote(study.folder)} --top {top} --seeds {SEEDS}"
+    return _ours(study, f"mmts-ray confirm {shlex.quote(study.folder)} --top {top} --seeds {SEEDS}")
 
 
 def extend(study: Study) -> str:
     """As many trials again as the study was asked for."""
     asked = study.meta.get("trials")
-    return (
-        f"mmts-ray extend {shlex.quote(study.folder)} --trials {asked if isinstance(asked, int) and asked > 0 else 20}"
-    )
+    more = asked if isinstance(asked, int) and asked > 0 else 20
+    return _ours(study, f"mmts-ray extend {shlex.quote(study.folder)} --trials {more}")
 
 
 def widen(study: Study) -> str:
     """Trials of another space."""
-    return f"mmts-ray extend {shlex.quote(study.folder)} --space WIDER.yaml --trials 20"
+    return _ours(study, f"mmts-ray extend {shlex.quote(study.folder)} --space WIDER.yaml --trials 20")
 
 
 def resume(study: Study) -> str:
-    return f"mmts-ray resume {shlex.quote(study.folder)}"
+    return _ours(study, f"mmts-ray resume {shlex.quote(study.folder)}")
 
 
 def report(study: Study) -> str:
@@ -39,7 +43,7 @@ def report(study: Study) -> str:
 def plan(study: Study) -> str:
     """List the runs that are missing around the winner, and run them."""
     folder = shlex.quote(study.folder)
-    return f"mmts-ray report {folder} --plan && mmts-ray extend {folder} --plan {folder}/plan.yaml"
+    return _ours(study, f"mmts-ray report {folder} --plan && mmts-ray extend {folder} --plan {folder}/plan.yaml")
 
 
 def elsewhere(study: Study, data: Mapping[str, Any] | None = None) -> str:
@@ -54,7 +58,7 @@ def elsewhere(study: Study, data: Mapping[str, Any] | None = None) -> str:
         f"{folder}-elsewhere",
         *(given or ["data.name=OTHER"]),
     ]
-    return " ".join(map(shlex.quote, words))
+    return _ours(study, " ".join(map(shlex.quote, words)))
 
 
 def fresh_runs(study: Study) -> int:

@@ -214,7 +214,7 @@ def load(study_dir: str | Path) -> Study:
         configs[str(row["trial"])] = params
     baselines = [str(name) for name in meta.get("baselines") or []]
     return Study(
-        folder=str(meta.get("address") or folder.resolve().name),
+        folder=str(meta.get("address") or _from_here(folder)),
         name=str(meta.get("study") or folder.resolve().name),
         meta=meta,
         trials=trials,
@@ -241,6 +241,12 @@ def _averaged(trials: pd.DataFrame, done: pd.Series) -> pd.DataFrame:
         first[name] = pd.to_numeric(whole[name], errors="coerce").groupby(group).mean().loc[names].to_numpy()
     first["device_seconds"] = whole["device_seconds"].groupby(group).sum().loc[names].to_numpy()
     return first
+
+
+def _from_here(folder: Path) -> str:
+    """What commands call a folder: its path from here when it lies below, else its name; a page is passed on."""
+    whole = folder.resolve()
+    return str(whole.relative_to(Path.cwd())) if whole.is_relative_to(Path.cwd()) else whole.name
 
 
 def _fingerprint(folder: Path) -> str:

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -130,6 +131,9 @@ def test_a_study_that_optuna_made_itself_is_read_with_every_state(tmp_path, caps
     assert any("1 trials without a parameter" in note for note in meta["imported"]["notes"])
     twin = check_opens(tmp_path / "s", capsys)
     assert "No verdict" in twin["panels"]["verdict"]["title"]
+    told = json.dumps(twin)
+    assert "mmts-ray import SWEEP" in told, "more trials come from the program that made these"
+    assert not re.search(r"mmts-ray (search|confirm|extend|resume)", told)
     optuna.create_study(storage=f"sqlite:///{path}", study_name="second")
     assert "--study is missing; it holds theirs, second" in refused(capsys, "import", path, "--out", tmp_path / "t")
     assert "--study third" in refused(capsys, "import", path, "--out", tmp_path / "t", "--study", "third")
