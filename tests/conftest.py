@@ -1,7 +1,4 @@
-"""One local Ray for the tests that need one; it ends with the session and touches no other Ray on the host.
-
-Of the processes of `pytest -n 2 --dist loadgroup` one runs the tests that start Ray, the other takes the rest.
-"""
+"""One local Ray for the tests that need one; it ends with the session and touches no other Ray on the host."""
 
 import os
 
@@ -26,9 +23,3 @@ def local_ray(tmp_path_factory):
     )
     yield ray
     ray.shutdown()
-
-
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.get_closest_marker("ray"):  # one after another: two clusters would share ports and cores
-            item.add_marker(pytest.mark.xdist_group("ray"))

@@ -72,7 +72,8 @@ def test_a_kill_inside_a_long_epoch_costs_at_most_checkpoint_seconds_and_the_led
     again = taken_up(tmp_path)
     lost = trained - again["seconds"]
     assert again["step"] > 5
-    assert 0 <= lost <= 0.8 + LATE, "the checkpoint was older than asked for"
+    # the clock is read before a step: a checkpoint after it may be that much newer
+    assert -0.2 <= lost <= 0.8 + LATE, "the checkpoint was older than asked for"
     trial = results.trials_of(tmp_path)["t0000"]
     assert trial["status"] == "done"
     # known from the last sign of life: at most one of these and a step short of the truth

@@ -6,7 +6,6 @@ configuration, so that it falls back on nothing: no default tokenizer, no defaul
 
 import json
 import logging
-import pickle
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -312,11 +311,12 @@ def read(file: Path) -> dict[str, Tensor]:
             state: Any = load_file(file)
         else:
             state = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError:
-        raise ValueError(
-            f"{file}: holds Python objects (a numpy number is one); legal are tensors and plain values, or .safetensors"
-        ) from None
     except Exception as problem:  # readers of damaged files raise anything
+        if type(problem).__name__ == "UnpicklingError":
+            raise ValueError(
+                f"{file}: holds Python objects (a numpy number is one); legal are tensors and plain values, or "
+                ".safetensors"
+            ) from None
         raise ValueError(f"{file}: cannot be read as weights ({' '.join(str(problem).split())[:200]})") from None
     if isinstance(state, Mapping):
         state = next((state[key] for key in WRAPPERS if isinstance(state.get(key), Mapping)), state)
