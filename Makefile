@@ -32,7 +32,7 @@ lint: .venv/dev.stamp  ## ruff and mypy
 	$(BIN)/mypy
 
 test: lint  ## install what tests need, lint, run every test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 2 --dist loadgroup  # a test at a time to each of two processes: most wait for Ray
 
 clean:           ## remove the virtual environment and caches (studies stay)
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache build *.egg-info
