@@ -179,6 +179,13 @@ class Study:
         """The search trials among the finished, controls included: they were drawn from the same space."""
         return self.finished[self.finished["kind"].isin(["control", "search"])]
 
+    @property
+    def behind(self) -> str:
+        """What stands behind the score of a trial of the search: one run, or the mean of its seeds."""
+        searched = self.trials.loc[self.trials["kind"].isin(["control", "search"]), "trial"].astype(str)
+        each = int(searched.map(results.group_of).value_counts().max()) if len(searched) else 1
+        return "one run" if each == 1 else f"the mean of {each} seeds"
+
     def named(self, path: str) -> str:
         """Shortest name that tells a parameter from the others; a single letter tells nobody anything."""
         shorts = [p.short for p in self.space]

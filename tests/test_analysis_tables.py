@@ -58,6 +58,7 @@ def test_stopped_runs_and_runs_without_a_score_are_not_finished(tmp_path):
         maker.run(f"t{number:04d}", "search", native(rng.random(6)), {VAL: score}, status=status)
     found = study_of(tmp_path / "s", maker)
     assert list(found.finished["trial"]) == ["t0000"]
+    assert found.behind == "one run"
     assert dict(zip(found.trials["trial"], found.trials["state"]))["t0002"] == "infeasible"
     assert found.trials.set_index("trial").loc["t0002", "error"] == "ended without a finite score"
 
@@ -193,6 +194,7 @@ def test_the_seeds_of_a_configuration_are_one_observation_and_count_only_togethe
     assert found.searched[f"metric.{VAL}"].iloc[0] == pytest.approx(0.32)
     assert found.searched["device_seconds"].iloc[0] == pytest.approx(6.0)
     assert len(found.trials) == 4
+    assert found.behind == "the mean of 2 seeds"
 
 
 def test_the_winner_keeps_the_constraints_when_any_does(tmp_path):

@@ -132,7 +132,7 @@ def _lead(study: Study, verdict: Finding, confirmed: bool, trial: str | None) ->
     if trial is None:
         return Markup("No trial finished with a score, so there is nothing to set.")
     if case == "refused":
-        who = "the best setting with fresh seeds" if confirmed else "the best trial of the search, one run"
+        who = "the best setting with fresh seeds" if confirmed else f"the best trial of the search, {study.behind}"
         return Markup("Provisional: these are the values of {}, {}.").format(who, trial)
     if case == "established" or case == "alone":
         return Markup("These are the winner's values.")

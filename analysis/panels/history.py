@@ -36,7 +36,7 @@ def history(study: Study) -> Finding:
         amount = number(gained, significant(abs(gained) * metric.scale))
         tail = Markup("The last quarter of the runs improved it by {}{}.").format(amount, points(metric))
     desc = (
-        f"x: finished runs in order of completion, 1 to {len(done)}; y: {metric.axis}, one run each. "
+        f"x: finished runs in order of completion, 1 to {len(done)}; y: {metric.axis}, {study.behind} each. "
         f"{title.striptags()}. {tail.striptags()} "
         f"{count(int((ordered['kind'] == 'baseline').sum()), 'baseline')} hollow."
     )

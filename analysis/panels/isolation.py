@@ -181,7 +181,7 @@ def _title(study: Study, envelope: pd.DataFrame) -> tuple[Markup, list[str]]:
 
 def _caption(study: Study, n: int, outside: int, failed: int, intervals: bool) -> str:
     parts = [
-        f"Small dots: {count(n, 'finished trial')}, one run each.",
+        f"Small dots: {count(n, 'finished trial')}, {study.behind} each.",
         f"Larger dots and line: best trial of each bucket with {PER_BUCKET} or more, a maximum of noise.",
     ]
     if intervals:
@@ -254,8 +254,8 @@ def _best_trials(study: Study) -> Setting:
             cells[parameter.path] = _range_bar(study, parameter, low, high, config)
     note = (
         f"Range of the best trials: smallest to largest value among the best {len(tenth)} of {len(study.searched)} "
-        "finished trials, one run each. It describes the trials; it is not a measured safe range, which takes reruns "
-        "around the winner."
+        f"finished trials, {study.behind} each. It describes the trials; it is not a measured safe range, which takes "
+        "reruns around the winner."
     )
     drawn = enough and any(p.kind != "choice" for p in study.space)
     return Setting(

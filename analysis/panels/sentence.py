@@ -94,9 +94,11 @@ def needs(facts: "Facts") -> Markup:
         return Markup(text).format(count(len(study.trials), "run"), why_failed(study))
     best, found = best_of_search(study), Markup("")
     if best is not None:
-        text = " The best of the search, {}, scored {}{} on {} in one run: a maximum of noise."
+        text = " The best of the search, {}, scored {}{} on {}, {}: a maximum of noise."
         value = single(best["score"], objective)
-        found = Markup(text).format(best["trial"], value, unit(objective), objective.split or objective.label)
+        found = Markup(text).format(
+            best["trial"], value, unit(objective), objective.split or objective.label, study.behind
+        )
     runs, seconds = commands.fresh_runs(study), study.finished["device_seconds"].dropna()
     cost = f", about {duration(float(seconds.median()) * runs)} of device time" if len(seconds) else ""
     text = "Needs at least {} fresh seeds of the default and of the best settings.{} {} runs{} would fill it:"
