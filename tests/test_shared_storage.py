@@ -48,7 +48,7 @@ def test_nodes_without_the_study_folder_are_refused_and_a_bucket_needs_none(tmp_
     space = tmp_path / "space.json"
     fixed = {
         "data.name": "features", "data.path": str(toy.npz(tmp_path, images=240)), "model.dim": 8, "eval.k": 3,
-        "train": {"epochs": 2000, "batch_size": 16, "eval_every": 100},
+        "train": {"epochs": 3000, "batch_size": 16, "eval_every": 100},
     }  # fmt: skip
     content = {"study": "toy", "trials": 3, "fixed": fixed, "search": {"train.lr": {"loguniform": [1e-3, 1e-1]}}}
     space.write_text(json.dumps({**content, "checkpoint_seconds": 0.5}))
@@ -56,7 +56,9 @@ def test_nodes_without_the_study_folder_are_refused_and_a_bucket_needs_none(tmp_
     with object_store.serving() as door:
         env = own_ray.environment(tmp_path, "token-of-this-test") | object_store.environment(door)
         ports = own_ray.free_ports(7)
-        head = own_ray.Head(tmp_path, env, ports, "--num-cpus=1")
+        # a lost node is noticed while the other one is still busy, so that its trial goes to the late one
+        quick = {"health_check_period_ms": 1000, "health_check_failure_threshold": 5}
+        head = own_ray.Head(tmp_path, env, ports, "--num-cpus=1", f"--system-config={json.dumps(quick)}")
         with own_ray.running(head):
             lonely = apart(tmp_path, env, head, ports[4], 0)
             with own_ray.running(lonely):
