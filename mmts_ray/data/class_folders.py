@@ -1,6 +1,5 @@
 """A folder with a folder of pictures for each class, as ImageNet and many others come: for zero-shot classification."""
 
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,11 +8,11 @@ import numpy as np
 
 from mmts_ray.data.dataset import TEST, Dataset, digest, number_classes
 from mmts_ray.data.drops import Drops
-from mmts_ray.data.pairs import file_stamp
+from mmts_ray.data.pairs import file_stamp, open_at
 from mmts_ray.data.picture import SUFFIXES, read_rgb
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 MEANINGS = "classes.txt"
 
@@ -52,7 +51,7 @@ def class_folders(path: str | Path) -> Dataset:
         row_M=everyone.astype(np.int64) + 1,
         drops=Drops(source=str(root), total=len(files), max_dropped=0.1),
         images_fingerprint=digest([f"{name} {file_stamp(file)}" for name, file in zip(inside, files)]),
-        image=partial(_open, files),
+        image=partial(open_at, read_rgb, files),
         class_N=class_N,
         class_names=class_names,
     )
@@ -69,7 +68,3 @@ def _meanings(path: Path) -> dict[str, str]:
         if line.strip():
             found[folder] = name.strip()
     return found
-
-
-def _open(files: Sequence[Path], index: int) -> "Image":
-    return read_rgb(files[index])

@@ -51,17 +51,21 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def caption_texts(cell: Any) -> tuple[list[str] | None, int]:
-    """(captions of a cell that holds one or a list, how many were blank); None when it holds what is not text."""
+def caption_texts(*cells: Any, clean: Callable[[str], str] = one_line) -> tuple[list[str] | None, int]:
+    """(captions of cells that hold one or a list each, how many were blank); None when one holds what is not text.
+
+    No word is special: "NA", "null" and "nan" are captions.
+    """
     found: list[str] = []
     blank = 0
-    for text in cell if isinstance(cell, list | tuple) else [cell]:
-        if text is None or (isinstance(text, str) and not text.strip()):
-            blank += 1
-        elif not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text):
-            return None, blank
-        else:
-            found.append(one_line(text))
+    for cell in cells:
+        for text in cell if isinstance(cell, list | tuple) else [cell]:
+            if text is None or (isinstance(text, str) and not text.strip()):
+                blank += 1
+            elif not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text):
+                return None, blank
+            else:
+                found.append(clean(text))
     return found, blank
 
 
@@ -103,14 +107,15 @@ def assemble(
         row_M=np.array([c.row for c in pairs], dtype=np.int64),
         drops=drops,
         images_fingerprint=digest([p.stamp for p in kept]),
-        image=partial(_open, opener, [p.source for p in kept]),
+        image=partial(open_at, opener, [p.source for p in kept]),
         class_N=class_N,
         class_names=class_names,
         notes=notes + split_notes,
     )
 
 
-def _open(opener: "Callable[[Any], Image]", sources: Sequence[Any], index: int) -> "Image":
+def open_at(opener: "Callable[[Any], Image]", sources: Sequence[Any], index: int) -> "Image":
+    """Picture `index` of the sources; what a data set's `image` is made of."""
     return opener(sources[index])
 
 

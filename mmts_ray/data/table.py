@@ -5,7 +5,7 @@ Shapes: N images, M caption rows (pairs).
 
 import hashlib
 import os.path
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,12 @@ import numpy as np
 from mmts_ray.data import picture
 from mmts_ray.data.dataset import SPLITS, TRAIN, VALIDATION, Dataset, digest, number_classes, split_by_id
 from mmts_ray.data.drops import Drops
-from mmts_ray.data.pairs import CAPTION_NOT_TEXT, EMPTY_CAPTION, SPLIT_WORDS, UNKNOWN_SPLIT
+from mmts_ray.data.pairs import CAPTION_NOT_TEXT, EMPTY_CAPTION, SPLIT_WORDS, UNKNOWN_SPLIT, caption_texts, open_at
 from mmts_ray.data.rows import Format, read_rows
 from mmts_ray.space import Choice, Float, Int, Text
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
+    pass
 
 EMPTY_IMAGE = "no image given"
 EMPTY_ID = "empty id"
@@ -85,7 +85,7 @@ def table(
     blanks = 0
     for number, cells in rows:
         identity, reason, detail = pictures.look(cells[image_column])
-        captions, blank = _captions(cells[name] for name in columns)
+        captions, blank = caption_texts(*(cells[name] for name in columns), clean=str.strip)
         own_id = _word(cells[id_column]) if id_column else identity
         category = _word(cells[class_column]) if class_column else ""
         word = _word(cells[split_column]) if split_column else "train"
@@ -136,7 +136,7 @@ def table(
         row_M=np.array([p.row for p in pairs], dtype=np.int64),
         drops=drops,
         images_fingerprint=digest([pictures.stamp(name) for name in names]),
-        image=partial(_open, [pictures.sources[name] for name in names]),
+        image=partial(open_at, picture.read_rgb, [pictures.sources[name] for name in names]),
         class_N=class_N,
         class_names=class_names,
         notes=notes,
@@ -179,28 +179,6 @@ class _Pictures:
             return name
         status = source.stat()
         return f"{name} {status.st_size} {status.st_mtime_ns}"
-
-
-def _open(sources: Sequence[picture.Source], index: int) -> "Image":
-    return picture.read_rgb(sources[index])
-
-
-def _captions(cells: Iterable[Any]) -> tuple[list[str] | None, int]:
-    """(the captions of a row, how many were blank); None for the captions when a cell is not text.
-
-    No word is special: "NA", "null" and "nan" are captions.
-    """
-    found: list[str] = []
-    blank = 0
-    for cell in cells:
-        for text in cell if isinstance(cell, list) else [cell]:
-            if text is None or (isinstance(text, str) and not text.strip()):
-                blank += 1
-            elif not isinstance(text, str) or any("\ud800" <= c <= "\udfff" for c in text):
-                return None, blank
-            else:
-                found.append(text.strip())
-    return found, blank
 
 
 def _word(cell: Any) -> str:
