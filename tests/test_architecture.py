@@ -187,6 +187,21 @@ def test_files_fit_in_a_sitting(path):
     assert len(path.read_text(encoding="utf8").splitlines()) <= 420
 
 
+def asserts(node: ast.AST) -> bool:
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func)
+        return name in {"pytest.raises", "pytest.fail"} or name.rpartition(".")[2].startswith("assert_")
+    return isinstance(node, ast.Assert)
+
+
+def test_every_test_says_in_its_own_lines_what_must_hold():
+    """Who reads a test does not see an assertion that only a helper makes."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for test in ast.walk(ast.parse(path.read_text(encoding="utf8"))):
+            if isinstance(test, ast.FunctionDef) and test.name.startswith("test_"):
+                assert any(asserts(node) for node in ast.walk(test)), f"{path}: {test.name}"
+
+
 def test_every_package_is_installed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
     there = {path.parent.relative_to(PACKAGE.parent) for path in PACKAGE.rglob("__init__.py")}

@@ -28,9 +28,9 @@ def test_sms_matches_the_published_code(number, dtype):
     relevance_BB = vector.tensor("relevance")
     out = sms(*units, margin=vector.number("margin"), slack=vector.number("slack"), relevance_BB=relevance_BB)
     out.loss.backward()
-    vector.check(out.loss, "loss")
-    vector.check(leaves[0].grad, "grad_image")
-    vector.check(leaves[1].grad, "grad_text")
+    assert vector.error(out.loss, "loss") <= vector.bound
+    assert vector.error(leaves[0].grad, "grad_image") <= vector.bound
+    assert vector.error(leaves[1].grad, "grad_text") <= vector.bound
 
 
 def naive_sms(image_BD, text_BD, margin_B, relevance_BB, slack, step):

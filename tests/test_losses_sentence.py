@@ -61,7 +61,7 @@ def test_kdmcse_total_matches_the_published_code(number, branches, impl, dtype):
         ("image_branch", "image_branch_loss"),
         ("text_branch", "text_branch_loss"),
     ):
-        vector.check(out.stats[name], key)
+        assert vector.error(out.stats[name], key) <= vector.bound
     if threshold is not None:
         pairs = len(rows_[0]) * (len(rows_[0]) - 1)
         for kind in ("image", "text"):
@@ -69,7 +69,7 @@ def test_kdmcse_total_matches_the_published_code(number, branches, impl, dtype):
             assert round(counted) == vector.arrays[f"filtered_{kind}_branch"]
     out.loss.backward()
     for leaf, name in zip(leaves[2:], ("grad_view1", "grad_view2", "grad_image_head", "grad_text_head")):
-        vector.check(leaf.grad / weight, name)
+        assert vector.error(leaf.grad / weight, name) <= vector.bound
 
 
 @pytest.mark.parametrize("number", range(2))
@@ -91,8 +91,8 @@ def test_simcse_mcse_and_arccon_match_the_published_code(number, impl, dtype):
         value.backward()
         assert value.item() == pytest.approx(vector.number(f"{prefix}_loss"), rel=1e-10 if exact else 1e-4)
         if exact:  # in float32 the published arccos has lost more digits than the comparison wants
-            vector.check(leaves[0].grad, f"{prefix}_grad_view1")
-            vector.check(leaves[1].grad, f"{prefix}_grad_view2")
+            assert vector.error(leaves[0].grad, f"{prefix}_grad_view1") <= vector.bound
+            assert vector.error(leaves[1].grad, f"{prefix}_grad_view2") <= vector.bound
 
 
 def heads(seed=0):

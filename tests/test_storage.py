@@ -521,7 +521,9 @@ def test_of_two_that_find_no_driver_at_the_same_moment_the_last_writer_drives(do
         each.start()
     for each in both:
         each.join()
-    assert sorted(outcome)[0] == "drives" and "is driving this study" in sorted(outcome)[1], outcome
+    drives, refused = sorted(outcome)
+    assert drives == "drives"
+    assert "is driving this study" in refused
 
 
 def test_plain_folders_know_nothing_of_all_this(tmp_path, monkeypatch):
