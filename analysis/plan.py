@@ -5,51 +5,25 @@ from the default) is planned once it has fresh seeds: the best of a search chang
 is run again, and rings around the wrong setting are lost. `mmts-ray extend STUDY --plan FILE` runs the entries.
 """
 
-import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from mmts_ray import results
 
 from . import commands
 from .choice import FRESH_NEEDED, choose
+from .plan_entry import EPOCHS, Entry, cost, missing
 from .probes import identity, reacts
 from .steps import at_random, beyond, legal_value, parents_first, path_between, ring, taking
 from .tables import Parameter, Study
-from .wording import count, duration, significant
+from .wording import count
 
 EDGE = 0.05  # a winner in the outer twentieth of a range gets bound probes
 CONTROLS = 20  # random trials that are never stopped: rank correlations of rungs need that many
-EPOCHS = "train.epochs"
-LIKE = ("train.batch_size", "loss.name", "model.name")  # with the epochs, what the cost of a run hangs on
 STEPPING = ("asha", "hyperband", "bohb", "pbt")  # in the name of a strategy that stops trials
-
-
-@dataclass(frozen=True)
-class Entry:
-    """Runs that are missing: one configuration on some seeds."""
-
-    name: str
-    kind: str  # confirm, probe or control
-    start: str | None  # the trial or baseline whose configuration is changed; None: the study's fixed values
-    changes: Mapping[str, Any]
-    config: Mapping[str, Any]  # with the changes, as far as the ledger knows it
-    seeds: tuple[int, ...]
-    reason: str
-    seconds: float  # of device time for one run; NaN when nothing has run yet
-    basis: str  # where `seconds` comes from
-
-    @property
-    def hours(self) -> float:
-        """Device-hours of all its runs."""
-        return self.seconds * len(self.seeds) / 3600
 
 
 @dataclass(frozen=True)
@@ -86,7 +60,7 @@ def plan(study: Study) -> Plan:
     entries: list[Entry] = []
     notes: list[str] = []
     for arm, reason in _arms(study):
-        entries += _missing(study, arm.name, "confirm", arm.start, arm.config, {}, seeds, reason)
+        entries += missing(study, arm.name, "confirm", arm.start, arm.config, {}, seeds, reason)
     entries += _controls(study)
     winner = _settled(study)
     if winner is None:
@@ -222,7 +196,7 @@ def _ablation(study: Study, winner: _Arm, seeds: Sequence[int]) -> Iterator[Entr
     for step, (path, config) in enumerate(path_between(study, arms[0].config, winner.config)[:-1], start=1):
         changes = _changes(arms[0].config, config, path)
         reason = "which change from the default made the difference?"
-        yield from _missing(study, f"ablation {step} {path}", "probe", study.default, config, changes, seeds, reason)
+        yield from missing(study, f"ablation {step} {path}", "probe", study.default, config, changes, seeds, reason)
 
 
 def _alone(study: Study, winner: _Arm, seeds: Sequence[int]) -> Iterator[Entry]:
@@ -237,7 +211,7 @@ def _alone(study: Study, winner: _Arm, seeds: Sequence[int]) -> Iterator[Entry]:
             config = taking(arm.config, other.config, block)
             reason = "what does it gain alone?" if word == "alone" else "what does the winner lose without it?"
             changes = _changes(arm.config, config, block)
-            yield from _missing(study, f"{word} {block}", "probe", arm.start, config, changes, seeds, reason)
+            yield from missing(study, f"{word} {block}", "probe", arm.start, config, changes, seeds, reason)
 
 
 def _changes(before: Mapping[str, Any], after: Mapping[str, Any], block: str) -> dict[str, Any]:
@@ -266,7 +240,7 @@ def _controls(study: Study) -> Iterator[Entry]:
             if parameter.active({**_fixed(study), **point}):
                 point[parameter.path] = at_random(parameter, draw)
         config = {**_fixed(study), **point}
-        yield Entry(f"control {number + 1}", "control", None, point, config, (seed,), reason, *_cost(study, config))
+        yield Entry(f"control {number + 1}", "control", None, point, config, (seed,), reason, *cost(study, config))
 
 
 def _fixed(study: Study) -> dict[str, Any]:
@@ -280,128 +254,4 @@ def _fixed(study: Study) -> dict[str, Any]:
 def _changed(
     study: Study, name: str, arm: _Arm, changes: Mapping[str, Any], seeds: Sequence[int], reason: str
 ) -> Iterator[Entry]:
-    yield from _missing(study, name, "probe", arm.start, {**arm.config, **changes}, changes, seeds, reason)
-
-
-def _missing(
-    study: Study,
-    name: str,
-    kind: str,
-    start: str,
-    config: Mapping[str, Any],
-    changes: Mapping[str, Any],
-    seeds: Sequence[int],
-    reason: str,
-) -> Iterator[Entry]:
-    """The entry with the seeds that no fresh run of the same configuration has; nothing when none is left."""
-    have = _ran(study).get(identity(config), set())
-    wanted = tuple(seed for seed in seeds if seed not in have)
-    if wanted:
-        yield Entry(name, kind, start, dict(changes), config, wanted, reason, *_cost(study, config))
-
-
-@lru_cache(maxsize=1)
-def _ran(study: Study) -> dict[Any, set[int]]:
-    """Seeds of each configuration's fresh runs, ended, waiting or under way; a failed one may run again."""
-    fresh = study.trials[study.trials["kind"].isin(["confirm", "probe"]) & (study.trials["state"] != "failed")]
-    found: dict[Any, set[int]] = {}
-    for row in fresh[fresh["seed"].notna()].itertuples():
-        found.setdefault(identity(study.configs.get(row.trial, {})), set()).add(int(row.seed))
-    return found
-
-
-@lru_cache(maxsize=1)
-def _paid(study: Study) -> pd.DataFrame:
-    """Finished runs with what they cost and what the cost hangs on."""
-    done = study.trials[(study.trials["state"] == "done") & (study.trials["device_seconds"] > 0)]
-    columns = {path: [study.configs.get(t, {}).get(path) for t in done["trial"]] for path in (EPOCHS, *LIKE)}
-    same = [hash(identity(study.configs.get(t, {}))) for t in done["trial"]]
-    return pd.DataFrame({"seconds": done["device_seconds"].to_numpy(), "same": same, **columns})
-
-
-def _cost(study: Study, config: Mapping[str, Any]) -> tuple[float, str]:
-    """(device-seconds of one run, where that comes from): the median of like runs, or of others, scaled by epochs."""
-    paid = _paid(study)
-    same = paid[paid["same"] == hash(identity(config))]
-    if len(same) >= FRESH_NEEDED:
-        return float(same["seconds"].median()), f"median of {count(len(same), 'run')} of this configuration"
-    alike = np.ones(len(paid), dtype=bool)
-    for path in LIKE:
-        if path in config:
-            alike &= (paid[path] == config[path]).to_numpy()
-    epochs = config.get(EPOCHS)
-    full = paid[alike & (paid[EPOCHS] == epochs).to_numpy()] if epochs is not None else paid[alike]
-    if len(full):
-        return float(full["seconds"].median()), f"median of {count(len(full), 'like run')}"
-    if paid.empty:
-        return math.nan, "unknown: nothing has finished"
-    pool = paid[alike] if alike.any() else paid
-    scale = pd.Series(1.0, index=pool.index) if epochs is None else epochs / pd.to_numeric(pool[EPOCHS])
-    other = "of another length" if alike.any() else "that differ in batch, loss or model"
-    return float((pool["seconds"] * scale).median()), f"extrapolated from {count(len(pool), 'run')} {other}"
-
-
-def write(study: Study, path: str | Path) -> Plan:
-    """Write the plan of a study as YAML, whole or not at all."""
-    made = plan(study)
-    results.write_whole(Path(path), yaml_text(made))
-    return made
-
-
-def yaml_text(made: Plan) -> str:
-    """The plan as `extend --plan` reads it."""
-    import yaml
-
-    runs = []
-    for entry in made.entries:
-        item: dict[str, Any] = {"name": entry.name, "kind": entry.kind}
-        if entry.start is not None:
-            item["from"] = entry.start
-        if entry.changes:
-            item["set"] = dict(entry.changes)
-        item |= {"seeds": list(entry.seeds), "reason": entry.reason}
-        if math.isfinite(entry.hours):
-            item |= {"device_hours": float(f"{entry.hours:.3g}"), "estimate": entry.basis}
-        runs.append(item)
-    head = [f"# {line}" for line in (total(made), *made.notes)]
-    body = yaml.safe_dump(
-        {"study": made.study.name, "runs": runs},
-        sort_keys=False,
-        allow_unicode=True,
-        width=118,
-        default_flow_style=None,
-    )
-    return "\n".join([*head, body])
-
-
-def total(made: Plan) -> str:
-    if not made.entries:
-        return "Nothing is missing."
-    if not math.isfinite(made.hours):
-        return f"{count(made.runs, 'run')}, at an unknown cost: nothing has finished"
-    return f"{count(made.runs, 'run')}, about {significant(made.hours)} device-hours ({duration(made.hours * 3600)})"
-
-
-def text(made: Plan, study_dir: str | Path, path: str | Path) -> str:
-    """The plan of a folder in a line per role, for the terminal, and the command that runs it."""
-    groups: dict[tuple[str, str], list[Entry]] = {}
-    for entry in made.entries:
-        groups.setdefault((_role(entry), entry.reason), []).append(entry)
-    lines = [total(made)]
-    for (role, reason), entries in groups.items():
-        hours, runs = sum(e.hours for e in entries), sum(len(e.seeds) for e in entries)
-        guess = ", extrapolated" if any(e.basis.startswith("extrapolated") for e in entries) else ""
-        cost = f"{significant(hours)} h{guess}" if math.isfinite(hours) else "cost unknown"
-        lines.append(f"{runs:5d}  {role}: {reason} ({cost})")
-    lines += made.notes
-    if made.entries:
-        lines.append(f"next: mmts-ray extend {shlex.quote(str(study_dir))} --plan {shlex.quote(str(path))}")
-    return "\n".join(lines)
-
-
-def _role(entry: Entry) -> str:
-    """What the terminal calls a group of entries."""
-    if entry.kind == "confirm":
-        return f"fresh seeds, {entry.name}"
-    words = entry.name.split(" ")
-    return f"{words[0]} {words[1]}" if words[0] in ("ring", "bound", "inert") else words[0]
+    yield from missing(study, name, "probe", arm.start, {**arm.config, **changes}, changes, seeds, reason)

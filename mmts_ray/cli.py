@@ -374,13 +374,13 @@ def _status(args: argparse.Namespace) -> None:
 
 def _report(args: argparse.Namespace) -> int:
     if args.plan is not None:
-        from mmts_ray.analysis import plan, tables
+        from mmts_ray.analysis import plan_text, tables
 
         if len(args.study) > 1:
             raise ValueError(f"--plan: {len(args.study)} studies; legal is one")
         (study,) = args.study
         path = Path(args.plan) if args.plan else study / "plan.yaml"
-        print(plan.text(plan.write(tables.load(study), path), study, path))
+        print(plan_text.text(plan_text.write(tables.load(study), path), study, path))
         if not args.plan:
             storage.keep(study, path)
         return 0

@@ -23,3 +23,12 @@ def local_ray(tmp_path_factory):
     )
     yield ray
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def random_study(tmp_path_factory):
+    """A random search of 120 trials on the simulator, ten configurations of it on five fresh seeds."""
+    from ledger_maker import synthetic
+    from mmts_ray.analysis import tables
+
+    return tables.load(synthetic(tmp_path_factory.mktemp("sweep") / "s", trials=120, confirm=5, top=9, seed=4))

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 from ledger_maker import DEFAULT, OBJECTIVE, SPACE, Maker, diverges, meta_of, metrics_of, native, unit, write_study
-from mmts_ray.analysis import choice, plan, probes, report, steps, tables
+from mmts_ray.analysis import choice, plan, plan_text, probes, report, steps, tables
 
 VAL = f"val_{OBJECTIVE}"
 QUICK = {"train.epochs": 4}
@@ -84,7 +84,7 @@ def test_plans_carried_out_leave_nothing_missing_and_run_nothing_twice(tmp_path)
         made.append(plan.plan(world.study))
         world.carry_out(made[-1])
     assert not made[-1].entries
-    assert plan.total(made[-1]) == "Nothing is missing."
+    assert plan_text.total(made[-1]) == "Nothing is missing."
     ended = world.study.trials
     fresh = ended[ended["kind"].isin(["confirm", "probe"])]
     keys = [(probes.identity(world.study.configs[t]), s) for t, s in zip(fresh["trial"], fresh["seed"])]
@@ -223,8 +223,8 @@ def test_costs_are_medians_of_like_runs_and_extrapolations_say_so(tmp_path):
     assert inert.seconds == pytest.approx(9.0 / 4)
     assert inert.basis.startswith("extrapolated from ")
     assert made.hours == pytest.approx(sum(e.seconds * len(e.seeds) for e in made.entries) / 3600)
-    assert f"{made.runs} runs" in plan.total(made)
-    written = yaml.safe_load(plan.yaml_text(made))
+    assert f"{made.runs} runs" in plan_text.total(made)
+    written = yaml.safe_load(plan_text.yaml_text(made))
     assert sum(len(run["seeds"]) for run in written["runs"]) == made.runs
     assert all(run["reason"] and run["device_hours"] > 0 for run in written["runs"])
     # the whole file is plain YAML: what was planned is read back exactly

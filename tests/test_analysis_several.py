@@ -6,21 +6,15 @@ import re
 import numpy as np
 import pytest
 import yaml
-from ledger_maker import OBJECTIVE, SPACE, Maker, arms, meta_of, synthetic, write_study
+from ledger_maker import SPACE, Maker, arms, meta_of, synthetic, write_study
 from mmts_ray.analysis import __main__ as command
 from mmts_ray.analysis import tables
 from mmts_ray.analysis.panels import budget
 from mmts_ray.analysis.several import agreement, better, curves, studies, transfer, verdict, write
 from mmts_ray.analysis.statistics import difference, mean_over_given, mean_over_new
 from mmts_ray.analysis.wording import plain
+from sweeps import BASE, TEST, VAL, shifted
 from test_analysis_report import Tree, numbers_of
-
-VAL, TEST = f"val_{OBJECTIVE}", f"test_{OBJECTIVE}"
-BASE = [0.300, 0.310, 0.305, 0.300, 0.310]
-
-
-def shifted(by, values=BASE):
-    return [v + by + 0.002 * (-1) ** i for i, v in enumerate(values)]
 
 
 def study(folder, by, *, key="k", **more):
