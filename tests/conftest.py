@@ -1,4 +1,4 @@
-"""One local Ray for the tests that need one; it ends with the session and touches no other Ray on the host."""
+"""What tests of several files need: a local Ray, a searched study, a cache of their own, encoders that cost nothing."""
 
 import os
 
@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 @pytest.fixture(scope="session")
 def local_ray(tmp_path_factory):
+    """One for the whole session, which ends with it and touches no other Ray on the host."""
     ray = pytest.importorskip("ray")
     # Unix socket paths are short: a deep temporary folder would not fit
     folder = tmp_path_factory.mktemp("r", numbered=False)
@@ -32,3 +33,23 @@ def random_study(tmp_path_factory):
     from mmts_ray.analysis import tables
 
     return tables.load(synthetic(tmp_path_factory.mktemp("sweep") / "s", trials=120, confirm=5, top=9, seed=4))
+
+
+@pytest.fixture
+def own_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("MMTS_RAY_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def tiny(monkeypatch):
+    """Two encoders that cost nothing, under the names `colour` and `letters`, and what they did."""
+    from tiny_encoders import colour_tower, letters_tower
+
+    from mmts_ray.encoders import ENCODERS, Encoder
+
+    did = {"image": [], "text": []}
+    for kind, name, tower in (("image", "colour", colour_tower), ("text", "letters", letters_tower)):
+        encoder = Encoder(name=name, version="1", load=lambda kind=kind, tower=tower: tower(did[kind]))
+        monkeypatch.setitem(ENCODERS[kind], name, lambda encoder=encoder: encoder)
+    return did
