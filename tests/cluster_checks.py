@@ -11,15 +11,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
+from cloud_checks import aws_problems, gcp_problems
 
 ROOT = Path(__file__).parents[1]
-KUBERAY_SCHEMA = Path(__file__).parents[2] / "shared" / "data" / "kuberay" / "rayjob-v1-strict.json.gz"
+
+
 PLACEHOLDER = "YOUR-"
 COMMANDS = (
     "initialization_commands", "setup_commands", "head_setup_commands", "worker_setup_commands",
     "head_start_ray_commands", "worker_start_ray_commands",
 )  # fmt: skip
+
+
 # a key that is left out is filled from Ray's packaged defaults
 EXPLICIT = (
     *COMMANDS, "max_workers", "upscaling_speed", "idle_timeout_minutes", "docker", "auth", "available_node_types",
@@ -30,6 +33,8 @@ PROVIDER_KEYS = {
     "aws": {"type", "region", "availability_zone", "cache_stopped_nodes", "use_internal_ips", "security_group"},
     "gcp": {"type", "region", "availability_zone", "project_id", "use_internal_ips"},
 }
+
+
 # (CPU, GPU) as Ray detects or the vendor states them
 MACHINES = {
     "g5.xlarge": (4, 1), "g5.2xlarge": (8, 1), "g5.12xlarge": (48, 4), "g6.xlarge": (4, 1), "g6.2xlarge": (8, 1),
@@ -251,259 +256,3 @@ def mount_problems(mounts: dict[str, str], *, folder: Path, home: Path) -> list[
             hidden = [p.name for p in source.rglob("*") if p.name == ".env" or p.suffix in (".pem", ".key")]
             out += [f"file_mounts: {local} holds {name}" for name in hidden]
     return out
-
-
-@cache
-def run_instances() -> Any:
-    """What EC2's RunInstances takes, from botocore's own copy."""
-    import botocore.session
-
-    return botocore.session.get_session().get_service_model("ec2").operation_model("RunInstances").input_shape
-
-
-@cache
-def compute_schemas() -> dict[str, Any]:
-    """The schemas of Google's compute API, from the copy inside its client."""
-    import googleapiclient
-
-    path = Path(googleapiclient.__file__).parent / "discovery_cache" / "documents" / "compute.v1.json"
-    return json.loads(path.read_text())["schemas"]
-
-
-def aws_problems(cfg: dict[str, Any], *, shared_storage: bool) -> list[str]:
-    import botocore.validate
-
-    shape = run_instances()
-    instance_types = shape.members["InstanceType"].enum
-    markets = shape.members["InstanceMarketOptions"].members["MarketType"].enum
-    out = []
-    if cfg["provider"].get("cache_stopped_nodes") is not False:
-        out.append("provider.cache_stopped_nodes: must be false, or `ray down` leaves disks that are paid for")
-    if "security_group" in cfg["provider"]:
-        out.append(
-            "provider.security_group: Ray adds SSH from everywhere to a group that it fills; name one of your own"
-        )
-    for name, node in cfg["available_node_types"].items():
-        config = node["node_config"]
-        sent = {k: v for k, v in config.items() if k != "SubnetIds"}  # Ray's own key
-        report = botocore.validate.ParamValidator().validate(sent | {"MinCount": 1, "MaxCount": 1}, shape)
-        if report.has_errors():
-            out.append(f"{name}: EC2 refuses it: {report.generate_report()}")
-            continue
-        if config.get("InstanceType") not in instance_types:
-            out.append(f"{name}: InstanceType {config.get('InstanceType')} does not exist")
-        if not re.fullmatch(r"ami-[0-9a-f]{8,17}|resolve:ssm:/\S+", config.get("ImageId", "")):
-            out.append(f"{name}: ImageId {config.get('ImageId')!r} is neither an AMI id nor resolve:ssm:/...")
-        if not config.get("SecurityGroupIds"):
-            out.append(f"{name}: no SecurityGroupIds, so Ray makes a group with SSH open to everywhere")
-        if config.get("MetadataOptions", {}).get("HttpTokens") != "required":
-            out.append(f"{name}: MetadataOptions.HttpTokens must be required (IMDSv2)")
-        disks = config.get("BlockDeviceMappings", [])
-        if not disks or not all(d["Ebs"].get("Encrypted") and d["Ebs"].get("DeleteOnTermination") for d in disks):
-            out.append(f"{name}: disks must be given, encrypted and deleted with the machine")
-        elif disks[0]["Ebs"].get("VolumeSize", 0) < 100:
-            out.append(f"{name}: a GPU image and features do not fit in {disks[0]['Ebs'].get('VolumeSize')} GB")
-        if shared_storage and not config.get("IamInstanceProfile"):
-            out.append(f"{name}: no IamInstanceProfile, so nothing can be written to the bucket")
-        market = config.get("InstanceMarketOptions")
-        if name == cfg["head_node_type"]:
-            if market:
-                out.append("head: a spot head loses the study's driver")
-        elif not market:
-            out.append(f"{name}: no InstanceMarketOptions, this is an on-demand price")
-        elif market.get("MarketType") != "spot" or "spot" not in markets:
-            out.append(f"{name}: MarketType {market.get('MarketType')} is not spot")
-    head = cfg["available_node_types"][cfg["head_node_type"]]["node_config"].get("IamInstanceProfile")
-    for name, node in cfg["available_node_types"].items():
-        if name != cfg["head_node_type"] and head and node["node_config"].get("IamInstanceProfile") == head:
-            out.append(f"{name}: has the head's profile, which may start machines")
-    return out
-
-
-def gcp_problems(cfg: dict[str, Any], *, shared_storage: bool) -> list[str]:
-    schemas = compute_schemas()
-    out = []
-    if not isinstance(cfg["provider"].get("project_id"), str):
-        out.append("provider.project_id: missing")
-    if "," in cfg["provider"].get("availability_zone", ","):
-        out.append("provider.availability_zone: Google Cloud takes one zone")
-    if not re.fullmatch(r"[a-z][a-z0-9-]{0,30}", cfg["cluster_name"]):
-        out.append(f"cluster_name: {cfg['cluster_name']} is no instance name")
-    for name, node in cfg["available_node_types"].items():
-        config = node["node_config"]
-        if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", name):
-            out.append(f"{name}: a node type's name becomes a label: lower case, digits, _ and -")
-        refused = discovery_problems(config, {"$ref": "Instance"}, schemas, name)
-        if refused:
-            out += refused
-            continue
-        if not config.get("networkInterfaces"):
-            out.append(f"{name}: no networkInterfaces, so the project's first network is used")
-        if not config.get("disks") or int(config["disks"][0]["initializeParams"].get("diskSizeGb", 0)) < 100:
-            out.append(f"{name}: a boot disk of at least 100 GB must be given")
-        scheduling = config.get("scheduling", {})
-        if name == cfg["head_node_type"]:
-            if scheduling.get("provisioningModel") == "SPOT":
-                out.append("head: a spot head loses the study's driver")
-            continue
-        if scheduling.get("provisioningModel") != "SPOT":
-            out.append(f"{name}: scheduling.provisioningModel is not SPOT, this is an on-demand price")
-        if scheduling.get("instanceTerminationAction") != "DELETE":
-            out.append(f"{name}: scheduling.instanceTerminationAction must be DELETE")
-        if node["resources"].get("GPU") and scheduling.get("onHostMaintenance") != "TERMINATE":
-            out.append(f"{name}: a GPU machine needs scheduling.onHostMaintenance TERMINATE")
-        accounts = config.get("serviceAccounts", [])
-        if shared_storage and not any(a.get("email") and a.get("scopes") for a in accounts):
-            out.append(f"{name}: no serviceAccounts, so nothing can be written to the bucket")
-        if any("ray-autoscaler" in a.get("email", "") for a in accounts):
-            out.append(f"{name}: has the head's service account, which may start machines")
-    return out
-
-
-def discovery_problems(value: Any, schema: dict[str, Any], schemas: dict[str, Any], where: str) -> list[str]:
-    """`value` against a schema of Google's discovery format: unknown keys, types, enums."""
-    if "$ref" in schema:
-        return discovery_problems(value, schemas[schema["$ref"]], schemas, where)
-    kind = schema.get("type", "any")
-    python = {"object": dict, "array": list, "string": str, "boolean": bool, "integer": int, "number": (int, float)}
-    if kind in python and (not isinstance(value, python[kind]) or (kind != "boolean" and isinstance(value, bool))):
-        return [f"{where}: {value!r} is not of type {kind}"]
-    if kind == "array":
-        return [
-            p for i, v in enumerate(value) for p in discovery_problems(v, schema["items"], schemas, f"{where}[{i}]")
-        ]
-    if kind == "object":
-        known, free = schema.get("properties", {}), schema.get("additionalProperties")
-        out = []
-        for key, inner in value.items():
-            if key in known or free:
-                out += discovery_problems(inner, known.get(key, free), schemas, f"{where}.{key}")
-            else:
-                out.append(f"{where}: unknown key {key}")
-        return out
-    if "enum" in schema and value not in schema["enum"]:
-        return [f"{where}: {value!r} is none of {', '.join(schema['enum'][:8])}"]
-    return []
-
-
-def rayjob_schema_problems(job: dict[str, Any], schema: dict[str, Any]) -> list[str]:
-    import jsonschema
-
-    errors = jsonschema.Draft7Validator(schema).iter_errors(job)
-    return [f"{'.'.join(map(str, e.absolute_path))}: {e.message[:200]}" for e in errors]
-
-
-def rayjob_problems(job: dict[str, Any]) -> list[str]:
-    """What Kubernetes and the schema would accept, and what then does not work."""
-    if (job.get("apiVersion"), job.get("kind")) != ("ray.io/v1", "RayJob"):
-        return [f"{job.get('apiVersion')} {job.get('kind')} is not ray.io/v1 RayJob"]
-    spec, out = job.get("spec", {}), secret_problems(job)
-    name = job.get("metadata", {}).get("name", "")
-    if not re.fullmatch(r"[a-z]([a-z0-9-]{0,45}[a-z0-9])?", name):
-        out.append(f"metadata.name: {name!r} is no DNS label of at most 47 characters")
-    cluster = spec.get("rayClusterSpec")
-    if not cluster:
-        return [*out, "spec.rayClusterSpec: missing"]
-    entrypoint = spec.get("entrypoint", "")
-    if "mmts-ray search" not in entrypoint or "--resume-if-exists" not in entrypoint:
-        out.append("entrypoint: must search with --resume-if-exists, or a second attempt refuses the study it finds")
-    out += [
-        f"{k}: the driver could then land on a spot worker"
-        for k in spec
-        if k.startswith("entrypoint") and k != "entrypoint"
-    ]
-    mode = spec.get("submissionMode", "K8sJobMode")
-    if mode not in ("K8sJobMode", "HTTPMode", "SidecarMode", "InteractiveMode"):
-        out.append(f"submissionMode: {mode} does not exist")
-    if mode == "SidecarMode" and ("submitterPodTemplate" in spec or "submitterConfig" in spec):
-        out.append("submissionMode: SidecarMode has no submitter pod")
-    if spec.get("backoffLimit", 0) < 1 or mode == "InteractiveMode":
-        out.append("backoffLimit: 0, so a lost head ends the study")
-    if not spec.get("activeDeadlineSeconds"):
-        out.append("activeDeadlineSeconds: missing, nothing ends the bill")
-    if not spec.get("shutdownAfterJobFinishes"):
-        out.append("shutdownAfterJobFinishes: not set, the cluster outlives the job")
-        if "ttlSecondsAfterFinished" in spec:
-            out.append("ttlSecondsAfterFinished: without shutdownAfterJobFinishes it does nothing")
-    elif "deletionRules" in spec.get("deletionStrategy", {}):
-        out.append("deletionStrategy.deletionRules: exclusive with shutdownAfterJobFinishes")
-    if "runtimeEnvYAML" in spec:
-        try:
-            yaml.safe_load(spec["runtimeEnvYAML"])
-        except yaml.YAMLError:
-            out.append("runtimeEnvYAML: is no YAML")
-    if cluster.get("authOptions", {}).get("mode") != "token":
-        out.append("authOptions: mode token is missing, so any pod that reaches the head runs code")
-    if cluster.get("rayVersion") != ray_version():
-        out.append(f"rayVersion: {cluster.get('rayVersion')}, pyproject.toml asks for {ray_version()}")
-    if not cluster.get("enableInTreeAutoscaling"):
-        out.append("enableInTreeAutoscaling: not set, nothing ever scales")
-    return out + [p for group in _groups(cluster) for p in _group_problems(*group, cluster)] + _view_problems(job)
-
-
-def _groups(cluster: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    head = [("head", cluster.get("headGroupSpec", {}))]
-    return head + [(group.get("groupName", "?"), group) for group in cluster.get("workerGroupSpecs", [])]
-
-
-def _group_problems(name: str, group: dict[str, Any], cluster: dict[str, Any]) -> list[str]:
-    out = []
-    pod = group.get("template", {}).get("spec", {})
-    containers = pod.get("containers", [])
-    if not containers:
-        return [f"{name}: no container"]
-    ray = containers[0]
-    limits = ray.get("resources", {}).get("limits", {})
-    if not re.match(r"ray-(head|worker)$", ray.get("name", "")):
-        out.append(f"{name}: the first container must be Ray's, it is {ray.get('name')}")
-    if "cpu" not in limits or "memory" not in limits:
-        out.append(f"{name}: cpu and memory limits must be given")
-    if cluster.get("autoscalerOptions", {}).get("version") == "v2" and pod.get("restartPolicy") != "Never":
-        out.append(f"{name}: autoscaler v2 needs restartPolicy Never")
-    if "resources" in group and "resources" in group.get("rayStartParams", {}):
-        out.append(f"{name}: resources both in the group and in rayStartParams")
-    if "trial_slot" not in str(group.get("rayStartParams", {})) + str(group.get("resources", {})) and name == "head":
-        out.append("head: no trial_slot")
-    claims = {v["name"] for v in pod.get("volumes", []) if "persistentVolumeClaim" in v}
-    if not claims & {m["name"] for m in ray.get("volumeMounts", [])}:
-        out.append(f"{name}: the study's volume is not mounted, it would die with the pod")
-    out += image_problems(ray.get("image"), name, kind="cpu" if name == "head" else "gpu")
-    if name == "head":
-        return out
-    if group.get("minReplicas", 0) != 0 or group.get("replicas", 0) != 0:
-        out.append(f"{name}: minReplicas and replicas must be 0, or an idle cluster is paid for")
-    if group.get("minReplicas", 0) > group.get("maxReplicas", 0) or group.get("maxReplicas", 0) < 1:
-        out.append(f"{name}: minReplicas {group.get('minReplicas')} > maxReplicas {group.get('maxReplicas')}")
-    if "nvidia.com/gpu" not in limits:
-        out.append(f"{name}: no limit of nvidia.com/gpu, so no GPU node ever starts")
-    if str(limits.get("cpu", "")).endswith("m"):
-        out.append(f"{name}: a fraction of a CPU is rounded up by Ray")
-    if not any(str(v.get("emptyDir", {}).get("medium")) == "Memory" for v in pod.get("volumes", [])):
-        out.append(f"{name}: /dev/shm is not in memory")
-    if not any("spot" in t.get("key", "") or "gpu" in t.get("key", "") for t in pod.get("tolerations", [])):
-        out.append(f"{name}: no toleration of GPU and spot taints")
-    if "mmts_ray.spot --now" not in str(ray.get("lifecycle", {}).get("preStop", {})):
-        out.append(f"{name}: no preStop hook that drains")
-    return out
-
-
-def _view_problems(job: dict[str, Any]) -> list[str]:
-    """The cluster as Ray's autoscaler will see it; the function is Ray's own and private."""
-    try:
-        from ray.autoscaler._private.kuberay.autoscaling_config import _derive_autoscaling_config_from_ray_cr as derive
-    except ImportError:
-        return []
-    cluster = job["spec"]["rayClusterSpec"]
-    try:
-        view = derive({"metadata": {"name": "study", "namespace": "study"}, "spec": cluster})["available_node_types"]
-    except Exception as problem:
-        return [f"the autoscaler cannot read it: {type(problem).__name__} {problem}"]
-    head = view.pop("headgroup")["resources"]
-    out = []
-    if head.get("CPU") != 0 or head.get("GPU", 0) != 0:
-        out.append("head: CPU must be 0 for Ray, trials belong on workers")
-    most = sum(node["resources"].get("GPU", 0) * node["max_workers"] for node in view.values())
-    if head.get("trial_slot", 0) < max(most, 1):
-        out.append(f"head: trial_slot {head.get('trial_slot', 0)} is below the {most} trials that fit")
-    kinds = [(node["max_workers"], node["resources"]) for node in view.values()]
-    return out + trial_problems(kinds, "worker group", head.get("trial_slot", 0))
