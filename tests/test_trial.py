@@ -23,8 +23,8 @@ from mmts_ray.config import from_flat
 from mmts_ray.train import TrainData
 from mmts_ray.train.pairs import Pairs
 from mmts_ray.trial import run
-folder, slow, every, device = Path(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
-run.ALIVE_SECONDS = 0.2
+folder, (slow, every, device, alive) = Path(sys.argv[1]), map(float, sys.argv[2:])
+run.ALIVE_SECONDS = alive or run.ALIVE_SECONDS
 update = Pairs.update
 def slowly(self, *args, **kwargs):
     time.sleep(slow)
@@ -43,8 +43,8 @@ print(trial.step()["status"], flush=True)
 """
 
 
-def begin(folder, *, slow, every, devices=1):
-    words = [sys.executable, "-c", CODE, str(folder), str(slow), str(every), str(devices)]
+def begin(folder, *, slow, every, devices=1, alive=0.2):
+    words = [sys.executable, "-c", CODE, str(folder), *map(str, (slow, every, devices, alive))]
     environment = {**os.environ, "PYTHONPATH": os.path.dirname(__file__)}
     return subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=environment)
 
@@ -85,6 +85,17 @@ def taken_up(folder):
     """The second record of the process that went on, after the trial's start: it says where its checkpoint was."""
     newest = max((folder / "ledger").iterdir(), key=lambda path: path.stat().st_mtime_ns)
     return json.loads(newest.read_text().splitlines()[1])
+
+
+@pytest.mark.slow
+def test_as_shipped_the_ledger_knows_what_a_kill_costs_to_a_fifth_of_checkpoint_seconds(tmp_path):
+    """Signs of life of 10 s would lie further apart than the checkpoints: every kill would seem to cost nothing."""
+    trained = kill_after(begin(tmp_path, slow=0.1, every=3.0, alive=0), 55, tmp_path)
+    out, _ = begin(tmp_path, slow=0.0, every=3.0, alive=0).communicate(timeout=200)
+    assert out == "done\n"
+    lost = trained - taken_up(tmp_path)["seconds"]
+    counted = results.trials_of(tmp_path)["t0000"]["lost_device_seconds"]
+    assert lost - 1.0 - LATE <= counted <= lost + LATE
 
 
 @pytest.mark.slow

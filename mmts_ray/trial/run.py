@@ -20,6 +20,7 @@ LAST = "last.pt"
 START = "start.pt"  # the checkpoint of another trial, from which this one goes on
 WEIGHTS = "weights.safetensors"
 ALIVE_SECONDS = 10.0  # between two signs of life, from which the ledger knows what a kill has cost
+ALIVE_PART = 5  # so many of them between two checkpoints: more rarely, a kill would seem to cost nothing
 _NO_MEMORY = "DefaultCPUAllocator: can't allocate memory"  # on a CPU, torch raises a plain RuntimeError
 
 
@@ -83,6 +84,8 @@ class TrialRun:
         self.spent = 0.0  # seconds at work, those before the checkpoint that we continue from included
         self.since: float | None = None  # when the present step began
         self.saved = self.alive = time.monotonic()
+        every = options["checkpoint_seconds"]
+        self.alive_every = min(ALIVE_SECONDS, max(every / ALIVE_PART, 1.0)) if every else ALIVE_SECONDS
 
     def step(self) -> dict[str, Any]:
         """Train up to the next evaluation that the scheduler wants to see, or to the end when none decides."""
@@ -164,7 +167,7 @@ class TrialRun:
         now, most = time.monotonic(), self.options["checkpoint_seconds"]
         if most and now - self.saved >= most:
             self._checkpoint(state)
-        if now - self.alive >= ALIVE_SECONDS:
+        if now - self.alive >= self.alive_every:
             self._sign_of_life(step, epoch)
 
     def _seconds(self) -> dict[str, float]:
@@ -196,7 +199,7 @@ class TrialRun:
                 **{f"metric.{k}": v for k, v in row.metrics.items()},
             }
         )
-        if time.monotonic() - self.alive >= ALIVE_SECONDS:
+        if time.monotonic() - self.alive >= self.alive_every:
             self._sign_of_life(row.step, row.epoch)
 
     def _end(self, status: str, *, error: str | None = None) -> dict[str, Any]:
