@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import optuna
 import optuna.storages.journal
+from optuna.samplers.nsgaii import BLXAlphaCrossover
 from optuna.trial import TrialState
 
 from mmts_ray.config import TrialConfig
@@ -208,7 +209,10 @@ class Sampler:
         strategy = STRATEGIES[self.config.strategy].sampler
         if strategy == "nsga2":
             population = int(np.clip(self.config.trials // 4, 8, 50))
-            return optuna.samplers.NSGAIISampler(population_size=population, seed=seed)
+            # by default a child gets one of its parameters anew: of one alone it would keep nothing of its parents
+            alone = len(self.config.inherited) == 1
+            between = {"crossover": BLXAlphaCrossover(), "crossover_prob": 1.0, "mutation_prob": 0.1} if alone else {}
+            return optuna.samplers.NSGAIISampler(population_size=population, seed=seed, **between)  # type: ignore[arg-type]
         if strategy in ("random", "grid"):
             return optuna.samplers.RandomSampler(seed=seed)
         # groups are for parameters that only some trials have; without them they cost and change nothing

@@ -94,6 +94,13 @@ class StudyConfig:
         return self.trial_config(self.example()).kwargs("train")["epochs"]
 
     @property
+    def inherited(self) -> list[Searched]:
+        """Parameters that every trial has, with more than one value: a genetic search hands on no others."""
+        names = {entry.path for entry in self.searched}
+        always = [e for e in self.searched if not names & {path for path, _ in e.when} and self.active({}, e)]
+        return [e for e in always if len({*grid_values(e.domain, 2)}) > 1]
+
+    @property
     def rungs(self) -> list[int]:
         """Epochs at which ASHA decides, each on the first evaluation at or after it: 1, 3, 9, ..."""
         return [REDUCTION**k for k in range(64) if REDUCTION**k < self.epochs]

@@ -239,9 +239,36 @@ def test_what_tpe_sees_of_a_long_study_is_bounded_and_holds_the_best_the_newest_
 
 
 TWO = {"val_i2t_r1": "max", "val_modality_distance": "min"}
-# several parameters: of one alone NSGA-II keeps nothing, it mutates one in each child
 WIDE = {"search": {"loss.r_mix": {"uniform": [0, 1]}, "train.warmup": {"uniform": [0, 0.5]}}}
 WIDE["search"]["model.text_dropout"] = {"uniform": [0, 0.5]}
+
+
+@pytest.mark.parametrize(
+    ("search", "towards"),
+    [({"train.lr": {"loguniform": [1e-4, 1e-1]}}, 1e-3), ({"groups.k": {"int": [2, 1000]}}, 300)],
+)
+def test_of_a_single_parameter_a_child_lies_between_its_parents_and_is_none_of_them(search, towards, tmp_path):
+    """Stock NSGA-II draws the only parameter of each child anew, which is random search."""
+    ((path, spec),) = search.items()
+    (kind, (low, high)) = next(iter(spec.items()))
+
+    def place(value):
+        """Of a value in its range, from 0 to 1."""
+        return np.log(value / low) / np.log(high / low) if kind == "loguniform" else (value - low) / (high - low)
+
+    near = []
+    for seed in range(4):
+        (tmp_path / str(seed)).mkdir()
+        study = space_file.parse({"search": search, "trials": 60, "seed": seed, "strategy": "nsga2", "objective": TWO})
+        sampler, points = Sampler(study, tmp_path / str(seed)), []
+        for index in range(60):
+            number, point = sampler.ask(f"t{index}", index)
+            points.append(point[path])
+            far = place(points[-1]) - place(towards)
+            sampler.tell(number, status="done", values=[-((far - 0.05) ** 2), (far + 0.05) ** 2])
+        assert len(set(points)) >= 50, "it proposes again what it knows"
+        near += [abs(place(value) - place(towards)) < 0.1 for value in points[30:]]
+    assert sum(near) > 0.5 * len(near), "a fifth at random"
 
 
 @pytest.mark.parametrize("strategy", ["tpe_asha", "nsga2_asha"])

@@ -23,6 +23,13 @@ baseline:
   - {name: plain, schedule.name: constant, schedule.value: 0.05}
 """
 
+ONE_CHOICE = """objective: {val_i2t_r1: max, val_modality_distance: min}
+strategy: nsga2
+fixed: {loss.name: info_nce}
+search:
+  loss.r_mix: {choice: [0, 0.1]}
+"""
+
 
 def load(tmp_path, text, overrides=None):
     path = tmp_path / "space.yaml"
@@ -171,6 +178,16 @@ REFUSED = {
         GOOD + "objective: {val_i2t_r1: max}\nstrategy: nsga2_asha\n",
         12,
         ["nsga2_asha needs two or more metrics"],
+    ),
+    "a choice alone under nsga2": (
+        ONE_CHOICE,
+        5,
+        ["loss.r_mix", "nsga2 hands on what every trial has", "legal are random, random_asha, grid, tpe, tpe_asha, "],
+    ),
+    "a choice and what hangs on it under nsga2": (
+        ONE_CHOICE + "  train.lr: {loguniform: [1.0e-3, 1.0e-2], when: {loss.r_mix: 0.1}}\n",
+        5,
+        ["loss.r_mix", "this choice alone", "a second parameter without `when`"],
     ),
     "unknown constraint": (GOOD + "constraints: {val_modality: {max: 1}}\n", 12, ["val_modality", "did you mean"]),
     "constraint without a side": (GOOD + "constraints: {val_modality_distance: 0.5}\n", 12, ["0.5", "{max: bound}"]),

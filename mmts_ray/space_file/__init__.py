@@ -37,7 +37,7 @@ from mmts_ray.loggers import LOGGERS
 from mmts_ray.losses import LOSSES
 from mmts_ray.metrics import METRICS
 from mmts_ray.results import FRESH_SEEDS
-from mmts_ray.space import Float, Int, Text, did_you_mean, parse_at
+from mmts_ray.space import Choice, Float, Int, Text, did_you_mean, parse_at
 from mmts_ray.space_file.searched import flatten_search, parse_search
 from mmts_ray.space_file.yaml_rows import read_yaml
 from mmts_ray.study import SEVERAL, STRATEGIES, Resources, StudyConfig, grid
@@ -219,6 +219,13 @@ def _check_study(study: StudyConfig) -> None:
         raise ValueError(
             f"objective: strategy {study.strategy} needs two or more metrics, as in "
             "{val_i2t_r1: max, val_modality_distance: min}"
+        )
+    bred = study.inherited
+    if sampler == "nsga2" and len(bred) == 1 and isinstance(bred[0].domain, Choice):
+        fitting = ", ".join(n for n, s in STRATEGIES.items() if s.sampler in SEVERAL and s.sampler != "nsga2")
+        raise ValueError(
+            f"{bred[0].path}: {study.strategy} hands on what every trial has, here this choice alone, so it would only "
+            f"draw at random; legal are {fitting}, or a second parameter without `when`"
         )
     _check_scheduler(study)
     if study.controls and study.strategy == "grid":
