@@ -27,8 +27,9 @@ class Trials:
         self.study_dir, self.quiet = Path(study_dir), quiet
         self.best: tuple[float, str] | None = None
         self.note: dict[str, Any] = {
-            "pid": os.getpid(), "host": socket.gethostname(), "planned": 0, "ended": 0, "finished": 0,
-            "first_end": None, "last_end": None, "used": {}, "total": {}, "waiting": "", "said": [],
+            "pid": os.getpid(), "host": socket.gethostname(), "since": time.time(),
+            "planned": 0, "ended": 0, "finished": 0, "first_end": None, "last_end": None,
+            "used": {}, "total": {}, "waiting": "", "said": [],
         }  # fmt: skip
         self.live: Any = None
         self._stop = threading.Event()

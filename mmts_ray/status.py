@@ -1,7 +1,8 @@
 """Where a study stands, from its ledger; what its driver is doing, from the note that a running driver keeps.
 
 STUDY/driver.json is that note: how many trials it will run, which resources are in use, what is waited for. It is
-rewritten every few seconds and removed at the end; nothing but the view reads it.
+rewritten every few seconds and removed at the end; nothing but the view reads it. Of a study in a bucket it travels in
+the lease. Ray's address is not in it: from outside a cluster it leads nowhere.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 FRONT = 20  # configurations of a trade-off that are listed as text
-NOTE = "driver.json"
+NOTE = storage.lease.NOTE
 SILENT_SECONDS = 30.0  # a driver that has not written its note for so long may be gone
 STATES = ("done", "stopped", "infeasible", "failed", "running", "waiting")
 
@@ -76,7 +77,7 @@ def _summary(study_dir: Path, trials: list[dict[str, Any]]) -> dict[str, Any]:
     counts: dict[str, int] = {}
     for trial in trials:
         counts[trial["status"]] = counts.get(trial["status"], 0) + 1
-    driver = driver_of(study_dir)
+    driver = storage.lease.note(study_dir)
     return {
         "study": meta["study"],
         "folder": storage.name(study_dir),
@@ -96,15 +97,6 @@ def _summary(study_dir: Path, trials: list[dict[str, Any]]) -> dict[str, Any]:
         "driver": driver,
         "seconds_left": driver and seconds_left(driver, time.time()),
     }
-
-
-def driver_of(study_dir: Path) -> dict[str, Any] | None:
-    """The note of the driver that runs this study, or was killed while it did; None when there is none."""
-    try:
-        note = json.loads((study_dir / NOTE).read_text(encoding="utf8"))
-    except (OSError, json.JSONDecodeError):
-        return None
-    return note if isinstance(note, dict) else None
 
 
 def seconds_left(driver: Mapping[str, Any], now: float) -> float | None:
@@ -159,8 +151,8 @@ def driver_lines(now: Mapping[str, Any]) -> list[str]:
     if driver is None:
         return []
     silent = time.time() - driver.get("time", 0.0)
+    where = f"process {driver.get('pid')} on {driver.get('host')}"
     if silent > SILENT_SECONDS:
-        where = f"process {driver.get('pid')} on {driver.get('host')}"
         resume = f"`mmts-ray resume {now['folder']}`"
         return [f"its driver ({where}) has been silent for {clock(silent)}; if it is gone, {resume}"]
     left = now["seconds_left"]
@@ -174,6 +166,8 @@ def driver_lines(now: Mapping[str, Any]) -> list[str]:
         lines.append(f"in use: {', '.join(shown)}")
     if driver.get("waiting"):
         lines.append(str(driver["waiting"]))
+    if driver.get("since"):
+        lines.append(f"driven by {where} for {clock(time.time() - driver['since'])}")
     return lines
 
 

@@ -1,5 +1,6 @@
 """Studies on object storage: addresses, outages, torn lines, leases; and nothing of a credential in any message."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import object_store
 import pytest
 
-from mmts_ray import results, storage
+from mmts_ray import results, status, storage
 from mmts_ray.storage import address, lease, outbox, remote
 
 pytest.importorskip("flask", reason="moto[server] is not installed")
@@ -327,7 +328,7 @@ def test_requests_that_arrive_although_they_seem_to_fail_repeat_nothing(study, t
 
 WRITER = """
 import sys, time
-from mmts_ray import results, storage
+from mmts_ray import results, status, storage
 local = storage.folder(sys.argv[1])
 ledger = results.Ledger(local)
 for number in range(50):
@@ -471,6 +472,32 @@ def test_a_second_driver_is_refused_and_the_lease_of_a_dead_one_expires(door, ca
     began = time.monotonic()
     with lease.hold(there, life=1000.0, renew=0.3, settle=0.2):
         assert time.monotonic() - began < 20, "this machine knows at once that its own process is dead"
+
+
+def test_who_drives_and_what_it_does_is_seen_from_another_machine_until_it_ends(study, door, tmp_path, monkeypatch):
+    now = time.time()
+    note = {"pid": 7, "host": "head", "since": now - 90, "time": now, "planned": 9, "ended": 3, "waiting": "for a GPU"}
+    there = remote.Remote(address.parse(URI))
+    with lease.hold(there, folder=study, renew=0.2, settle=0.1):
+        (study / lease.NOTE).write_text(json.dumps(note))
+        while b"for a GPU" not in there.read(lease.NAME):
+            time.sleep(0.1)
+        other = elsewhere(tmp_path, monkeypatch)
+        assert lease.note(other) == note
+        lines = status.driver_lines({"driver": lease.note(other), "seconds_left": None, "folder": URI})
+        assert lines[:2] == ["3 of 9 trials of this run have ended", "for a GPU"]
+        assert lines[2].startswith("driven by process 7 on head for 1:3")
+        (other / lease.NOTE).write_text(json.dumps({**note, "time": now - 500, "host": "died here long ago"}))
+        assert lease.note(other) == note, "the newest word counts"
+        (study / lease.NOTE).write_text(json.dumps(note)[:40])  # half written: who drives is known, what it does is not
+        while b"for a GPU" in there.read(lease.NAME):
+            time.sleep(0.1)
+        storage.refresh(other)
+        (other / lease.NOTE).unlink()
+        assert lease.note(other) is None
+    (study / lease.NOTE).unlink()
+    storage.refresh(other)
+    assert not (other / lease.NAME).exists()
 
 
 def test_a_driver_whose_lease_another_one_has_taken_stops(door):

@@ -108,6 +108,8 @@ def test_an_outage_and_a_lost_machine_cost_no_finished_trial_and_nothing_runs_tw
         assert now["folder"] == URI
         assert now["counts"].get("failed", 0) == 0
         assert now["counts"]["done"] >= 2
+        assert now["driver"]["pid"] == first.pid, "who drove, and what it did, is told elsewhere too"
+        assert now["driver"]["planned"] == TRIALS + 1
         # another machine, which cannot know that the first is dead: it watches the lease, then takes over
         second = start("resume", URI, "--quiet", door=door, cache="two", cwd=tmp_path)
         out, err = second.communicate(timeout=PATIENCE)

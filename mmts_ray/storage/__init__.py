@@ -5,7 +5,8 @@
 Whoever reads calls `refresh`, whoever drives the study holds `driving`. For a plain folder all of these do nothing.
 
 On storage: ledger/<writer>.<first byte>.jsonl (whole lines, never changed), study.yaml, meta.json, optuna.journal,
-results.parquet, checkpoints/, ranks/, report/, .id (made once), and lease.json while somebody drives the study.
+results.parquet, checkpoints/, ranks/, report/, .id (made once), and lease.json while somebody drives the study: who,
+and what that driver says of itself.
 """
 
 import argparse
@@ -50,6 +51,7 @@ class _Place:
     remote: Remote
     outbox: Outbox | None = None  # made when this process first has something to send
     fetched: dict[str, Object] | None = None
+    drives: bool = False
 
     @property
     def out(self) -> Outbox:
@@ -243,7 +245,9 @@ def driving(study_dir: str | Path) -> Iterator[None]:
         return
     with contextlib.ExitStack() as held:
         with _explained(place):
-            held.enter_context(lease.hold(place.remote))
+            held.enter_context(lease.hold(place.remote, folder=place.folder))
+            place.drives = True
+            held.callback(setattr, place, "drives", False)
             _refresh(place)
             _newer(place, JOURNAL, place.remote.find(JOURNAL))
             _send_left_behind(place)
@@ -351,6 +355,10 @@ def _refresh(place: _Place) -> None:
     wanted += [(name, place.folder / name) for name in ranks if not (place.folder / name).is_file()]
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda job: place.remote.get(*job), wanted))
+    if lease.NAME not in there:
+        (place.folder / lease.NAME).unlink(missing_ok=True)
+    elif TRUTH[1] in there and not place.drives and before.get(lease.NAME) != there[lease.NAME]:
+        lease.fetch(place.remote, place.folder)
     place.fetched = there
 
 

@@ -5,6 +5,8 @@ last writer wins, every other one sees a name that is not its own and refuses. W
 longer than that wait between looking and writing: then two drive until the next renewal, which stops the one whose name
 is gone (`RENEW_SECONDS` at most). A driver that has died renews no more: whoever comes next watches the object for
 `LIFE_SECONDS`, by its own clock, and takes over. No clock of another machine is believed.
+
+What the driver says of itself goes along with every renewal, for `status` on other machines: no request of its own.
 """
 
 import contextlib
@@ -23,6 +25,7 @@ from typing import Any
 from mmts_ray.storage.remote import Remote
 
 NAME = "lease.json"
+NOTE = "driver.json"  # what the driver of a folder says of itself, rewritten every few seconds (see `progress`)
 LIFE_SECONDS = 60.0
 RENEW_SECONDS = 10.0
 SETTLE_SECONDS = 2.0
@@ -31,9 +34,17 @@ LONG_DEAD_SECONDS = 600.0  # so old that no clock can be wrong by as much
 
 @contextlib.contextmanager
 def hold(
-    remote: Remote, *, life: float = LIFE_SECONDS, renew: float = RENEW_SECONDS, settle: float = SETTLE_SECONDS
+    remote: Remote,
+    *,
+    folder: Path | None = None,
+    life: float = LIFE_SECONDS,
+    renew: float = RENEW_SECONDS,
+    settle: float = SETTLE_SECONDS,
 ) -> Iterator[None]:
-    """Drive the study while inside; ValueError when somebody else does, or has taken it over meanwhile."""
+    """Drive the study while inside; ValueError when somebody else does, or has taken it over meanwhile.
+
+    `folder` is where this driver keeps its note.
+    """
     _wait_for_its_end(remote, life)
     mine = {"token": secrets.token_hex(8), "host": socket.gethostname(), "pid": os.getpid()}
     _write(remote, mine, life)
@@ -51,7 +62,7 @@ def hold(
                     lost.set()
                     _stop_main()
                     return
-                _write(remote, mine, life)
+                _write(remote, {**mine, "note": _parsed(folder / NOTE) if folder else None}, life)
             except Exception:  # an outage: nobody else can write either
                 continue
 
@@ -71,6 +82,31 @@ def hold(
         with contextlib.suppress(OSError):
             if (_read(remote) or {}).get("token") == mine["token"]:
                 remote.delete(NAME)
+
+
+def fetch(remote: Remote, folder: Path) -> None:
+    """Keep a copy of who drives, for `note`."""
+    content = remote.read(NAME)
+    if content is not None:  # it has ended in this moment
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / f".{NAME}.{os.getpid()}"
+        temporary.write_bytes(content)
+        os.replace(temporary, folder / NAME)
+
+
+def note(folder: Path) -> dict[str, Any] | None:
+    """What the driver of a study said of itself last, here or in the copy of another machine's lease."""
+    found = [_parsed(folder / NOTE), (_parsed(folder / NAME) or {}).get("note")]
+    return max((n for n in found if isinstance(n, dict)), key=lambda n: n.get("time", 0.0), default=None)
+
+
+def _parsed(path: Path) -> dict[str, Any] | None:
+    """The object in a JSON file; None when there is none, or half of one."""
+    try:
+        found = json.loads(path.read_text(encoding="utf8"))
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _stop_main() -> None:
