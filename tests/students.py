@@ -6,7 +6,11 @@ from pathlib import Path
 import numpy as np
 import toy
 
+from mmts_ray.config import from_flat
 from mmts_ray.features import Frozen
+from mmts_ray.sentences import with_sentences
+from mmts_ray.train import TrainData
+from mmts_ray.train.sentences import SentenceRun
 
 TEXT = "a the man woman dog cat child bird plays runs sleeps eats jumps sings red blue green small large park"
 WORDS = TEXT.split()
@@ -65,3 +69,47 @@ def frozen(images: int = 60, captions_each: int = 2) -> Frozen:
     made = toy.frozen(images=images, captions_each=captions_each)
     rng = np.random.default_rng(2)
     return replace(made, captions_U=tuple(sentence(rng) for _ in range(len(made.text_UT))))
+
+
+def home(root: Path) -> Path:
+    """A folder that holds such an encoder and the STS pairs."""
+    folder(root / "bert")
+    sts_table(root / "sts.tsv")
+    return root
+
+
+def config_of(home, **changes):
+    """A configuration of the student of `home`; `__` stands for the dot of a path."""
+    flat = {
+        "data.name": "features",
+        "data.path": "unused",
+        "model.name": "sentence_student",
+        "model.student": str(home / "bert"),
+        "model.sts": str(home / "sts.tsv"),
+        "model.epoch_steps": 4,
+        "model.grounding_dim": 8,
+        "loss.name": "kdmcse",
+        "loss.grounding_weight": 1,
+        "train.batch_size": 8,
+        "train.epochs": 2,
+        "train.lr": 0.01,
+        "train.weight_decay": 0,
+    }
+    changes = {key.replace("__", "."): value for key, value in changes.items()}
+    # the toy's image and text features are of two spaces: what compares them is off
+    if changes.get("loss.name", "kdmcse") == "kdmcse":
+        flat["loss.image_threshold"] = None
+    else:
+        del flat["loss.grounding_weight"]
+    return from_flat({**flat, **changes})
+
+
+def config_and_data(home, **changes):
+    config = config_of(home, **changes)
+    return config, TrainData(
+        with_sentences(frozen(), config.kwargs("model"), cache_dir=home / "cache"), cache_dir=home / "cache"
+    )
+
+
+def run_of(config, data):
+    return SentenceRun(config=config, data=data, recipe=config.function("train")(**config.kwargs("train")))

@@ -7,7 +7,10 @@ import threading
 import time
 from collections.abc import Iterator
 
+from mmts_ray import storage
+
 BUCKET = "bucket"
+URI = f"s3://{BUCKET}/studies/demo"
 SECRET = "8f2c-secret-of-these-tests-77aa"
 KEYS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_DEFAULT_REGION": "us-east-1"}
 
@@ -98,3 +101,12 @@ def environment(door: Door) -> dict[str, str]:
         "AWS_EC2_METADATA_DISABLED": "true",
         "no_proxy": "127.0.0.1",
     }
+
+
+def elsewhere(tmp_path, monkeypatch):
+    """The same study as a machine sees it that has never had it."""
+    monkeypatch.setenv("MMTS_RAY_CACHE", str(tmp_path / "other"))
+    storage._places.clear()
+    local = storage.folder(URI)
+    storage.refresh(local)
+    return local
