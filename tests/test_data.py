@@ -7,7 +7,7 @@ import pytest
 from corpora import jpeg, official, put, rows_of, saved, shards
 
 from mmts_ray.data import DATASETS, TEST, TRAIN, VALIDATION, Drops, coco, flickr30k, hf, table, webdataset
-from mmts_ray.data.dataset import digest, split_by_id
+from mmts_ray.data.dataset import digest, joined, split_by_id
 from mmts_ray.features import encode
 from mmts_ray.space import declared
 
@@ -43,6 +43,24 @@ def test_a_digest_tells_content_type_shape_and_boundaries_apart():
     values = [["ab", "c"], ["a", "bc"], "abc", np.arange(6), np.arange(6).reshape(2, 3), np.arange(6.0), None]
     assert len({digest(v) for v in values}) == len(values)
     assert digest(np.arange(6)[::2]) == digest(np.array([0, 2, 4]))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_pairs_connect_however_indirectly_is_one_group_and_nothing_else(seed):
+    random = np.random.default_rng(seed)
+    lefts, rights = 30, 20
+    left_P, right_P = random.integers(0, lefts, 25), random.integers(0, rights, 25)
+    parent = {node: node for node in [*(("left", n) for n in range(lefts)), *(("right", n) for n in range(rights))]}
+
+    def root(node):
+        return node if parent[node] == node else root(parent[node])
+
+    for left, right in zip(left_P.tolist(), right_P.tolist()):
+        parent[root(("left", left))] = root(("right", right))
+    groups = np.concatenate(joined(left_P, right_P, lefts=lefts, rights=rights)).tolist()
+    found = dict(zip(parent, groups, strict=True))
+    assert all((found[a] == found[b]) == (root(a) == root(b)) for a in parent for b in parent)
+    assert 1 < len(set(groups)) < lefts + rights
 
 
 def test_drops_are_counted_per_row_for_the_cap_and_per_reason_for_the_user():

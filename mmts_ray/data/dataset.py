@@ -128,3 +128,13 @@ def number_classes(names: Sequence[str]) -> tuple[np.ndarray, tuple[str, ...]]:
     distinct = sorted(set(names))
     position = {name: index for index, name in enumerate(distinct)}
     return np.array([position[name] for name in names], dtype=np.int32), tuple(distinct)
+
+
+def joined(left_P: np.ndarray, right_P: np.ndarray, *, lefts: int, rights: int) -> tuple[np.ndarray, np.ndarray]:
+    """(group of each left number, of each right one): what the pairs connect, however indirectly, is one group."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    links = coo_array((np.ones(len(left_P), dtype=bool), (left_P, lefts + right_P)), shape=(lefts + rights,) * 2)
+    _, group = connected_components(links, directed=False)
+    return group[:lefts], group[lefts:]

@@ -9,19 +9,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from mmts_ray.data import picture
-from mmts_ray.data.dataset import SPLITS, TRAIN, VALIDATION, Dataset, digest, number_classes, split_by_id
+from mmts_ray.data.dataset import SPLITS, TRAIN, VALIDATION, Dataset, digest, joined, number_classes, split_by_id
 from mmts_ray.data.drops import Drops
 from mmts_ray.data.pairs import CAPTION_NOT_TEXT, EMPTY_CAPTION, SPLIT_WORDS, UNKNOWN_SPLIT, caption_texts, open_at
 from mmts_ray.data.rows import Format, read_rows
 from mmts_ray.space import Choice, Float, Int, Text
-
-if TYPE_CHECKING:
-    pass
 
 EMPTY_IMAGE = "no image given"
 EMPTY_ID = "empty id"
@@ -187,16 +184,12 @@ def _word(cell: Any) -> str:
 
 def _join_ids(pairs: Sequence[Pair], image_M: np.ndarray, images: int) -> tuple[np.ndarray, tuple[str, ...]]:
     """(id of each image, id names): a picture with two ids makes them one, so that no split can divide it."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
     given_M, given = number_classes([p.id for p in pairs])
-    links = coo_array((np.ones(len(pairs), dtype=bool), (image_M, images + given_M)), shape=(images + len(given),) * 2)
-    _, component = connected_components(links, directed=False)
+    group_N, group_I = joined(image_M, given_M, lefts=images, rights=len(given))
     first_name: dict[int, str] = {}
-    for label, name in zip(component[images:].tolist(), given):
-        first_name.setdefault(label, name)
-    return number_classes([first_name[label] for label in component[:images].tolist()])
+    for group, name in zip(group_I.tolist(), given):
+        first_name.setdefault(group, name)
+    return number_classes([first_name[group] for group in group_N.tolist()])
 
 
 def _given_split(

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmts_ray.config import TrialConfig
+from mmts_ray.data.dataset import joined
 from mmts_ray.losses import SCHEDULED
 from mmts_ray.metrics import sts_scores
 from mmts_ray.recipe import Recipe, stream
@@ -71,7 +72,10 @@ class SentenceRun(Run):
         self.caption_rows, self.pair_image = split.rows, split.pair_image.cpu().numpy()
         sentence_M = self.text.caption_U[data.frozen.text_M]
         self.sentence_M = sentence_M
-        self.id_M = _joined(data.frozen.id_N[data.frozen.image_M], sentence_M)
+        # caption rows that share an image or say the same are not each other's negatives
+        image_M, trained_M = data.frozen.id_N[data.frozen.image_M], sentence_M >= 0
+        sizes = {"lefts": int(image_M.max()) + 1, "rights": int(sentence_M.max()) + 1}
+        self.id_M = joined(image_M[trained_M], sentence_M[trained_M], **sizes)[0][image_M]
         for count, what in ((self._images(), "captions"), (len(self.text.corpus_C), "sentences")):
             if count < recipe.batch_size:
                 raise ValueError(
@@ -239,18 +243,3 @@ class SentenceRun(Run):
 
     def recall(self, memory: dict[str, Any]) -> None:
         self.caption_stats = cloned(memory)
-
-
-def _joined(image_M: np.ndarray, sentence_M: np.ndarray) -> np.ndarray:
-    """One id for caption rows that share an image or say the same: none is a negative of another."""
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    images = int(image_M.max()) + 1
-    row_M = np.flatnonzero(sentence_M >= 0)  # those that are trained on
-    links = coo_array(
-        (np.ones(len(row_M), dtype=bool), (image_M[row_M], images + sentence_M[row_M])),
-        shape=(images + int(sentence_M.max()) + 1,) * 2,
-    )
-    _, component = connected_components(links, directed=False)
-    return component[image_M]
