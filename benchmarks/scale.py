@@ -1,31 +1,46 @@
 """How the driver's cost grows with a study: many trivial trials through the real search, on pretended CPUs.
 
-python benchmarks/scale.py                        # 2,000 trials, 64 CPUs that Ray is told to have
+python benchmarks/scale.py                        # 2,000 trials, 64 CPUs that Ray is told to have, 8 actors
+python benchmarks/scale.py --concurrent 64 --wait 3
 python benchmarks/scale.py --trials 200 --cpus 8 --json out.json
 
 Each trial is a real training run, of a few steps on a small made data set, so what is measured is the driver:
 proposals, Optuna's journal, Tune's loop, the ledger. CPU seconds are those of the driver's process alone; the actors,
-which share the machine's real cores, only make the clock run. Then: bytes that a trial leaves besides checkpoints, and
-the time of `mmts-ray status` on a ledger of a million rows, made by repeating this study's own records.
+which share the machine's real cores, only make the clock run. Then: the memory of an actor, bytes that a trial leaves
+besides checkpoints, and the time of `mmts-ray status` on a ledger of a million rows, made by repeating this study's own
+records.
+
+An actor holds torch, Ray and pandas, and sixty-four of them more memory than small machines have. With `--wait` trials
+do all that a trial does but train: they take an actor of their own for so many seconds, write their records and end,
+without torch. Few seconds leave actors idle, as the driver cannot start trials faster than it can.
 """
 
 import argparse
+import contextlib
+import fcntl
 import itertools
 import json
+import math
 import os
 import resource
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
+import own_ray
 import toy
 
-from mmts_ray import folder, results, search, space_file
+from mmts_ray import folder, results, search, space_file, storage
+from mmts_ray.trial import group
+from mmts_ray.trial.actor import TrialActor
+from mmts_ray.trial.run import TrialRun
 
 SPACE = {
     "study": "scale",
@@ -55,11 +70,46 @@ STATUS_SECONDS = 5.0
 TRIAL_BYTES = 20_000
 
 
+class WaitingRun(TrialRun):
+    """A trial with one evaluation, out of a formula and after some seconds, that keeps no weights."""
+
+    wait = 0.0
+
+    def _start(self) -> Iterator[Any]:
+        self.beat(0)
+        self.epochs = 1
+        self._append({**self.start, "status": "running"})
+        self._sign_of_life(0, 0)
+        time.sleep(self.wait)
+        score = 1 / (1 + math.log(self.flat["train.lr"] / 0.01) ** 2 + self.flat["loss.r_mix"])
+        metrics = {"train_loss": 1 - score, "val_i2t_r1": score}
+        return iter(
+            [SimpleNamespace(step=1, epoch=1, metrics=metrics, notes=(), infeasible="", ranks=None, state=dict)]
+        )
+
+    def _keep_weights(self, row: Any) -> None: ...
+
+
+class WaitingActor(TrialActor):
+    """Leads waiting trials."""
+
+    def setup(self, config: dict[str, Any], *, frozen: Any, study_dir: str, options: dict[str, Any]) -> None:  # type: ignore[override]
+        group.TrialRun = WaitingRun  # type: ignore[misc]
+        self.study_dir, self.options, self.refusal = storage.attach(study_dir, None), options, ""
+        self.ledger = results.Ledger(study_dir)
+        self.alive = (self.study_dir / "actors.lock").open("a")
+        fcntl.flock(self.alive, fcntl.LOCK_SH)
+        self.data = SimpleNamespace(device="cpu")  # type: ignore[assignment]
+        self._begin(config)
+
+
 class Meter:
-    """Progress that notes the driver's CPU seconds at the end of each trial."""
+    """Progress that notes the driver's CPU seconds at the end of each trial, and once the memory of the actors."""
 
     def __init__(self) -> None:
         self.cpu: list[float] = []
+        self.actors: list[float] = []  # MB of each; what several share counts in parts
+        self.aside = 0.0  # CPU seconds that looking at them took
 
     def begin(self, *, planned: int, finished: int) -> None:
         self.planned = planned
@@ -74,15 +124,35 @@ class Meter:
         print(text, file=sys.stderr)
 
     def trial_ended(self, planned: Any, *, status: str, metrics: dict[str, float], seconds: float) -> None:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        self.cpu.append(usage.ru_utime + usage.ru_stime)
+        self.cpu.append(cpu_seconds() - self.aside)
+        if len(self.cpu) == self.planned // 2:
+            self.actors = list(actors_mb())
+            self.aside = cpu_seconds() - self.cpu[-1]
         if len(self.cpu) % 100 == 0:
             print(f"{len(self.cpu)}/{self.planned} trials", file=sys.stderr, flush=True)
 
 
-def run(study_dir: Path, *, trials: int, cpus: int, concurrent: int, strategy: str) -> tuple[list[float], float]:
-    """(driver's CPU seconds at each trial's end, wall seconds) of one search."""
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def actors_mb() -> Iterator[float]:
+    """The memory of each process that leads trials, of what it shares with others its part."""
+    for pid in own_ray.descendants(os.getpid()):
+        with contextlib.suppress(OSError, StopIteration):
+            if b"Actor" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+                yield next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1000
+
+
+def run(study_dir: Path, *, trials: int, cpus: int, concurrent: int, strategy: str, wait: float) -> tuple[Meter, float]:
+    """What was measured, and wall seconds, of one search."""
     import ray
+
+    if wait:
+        WaitingRun.wait = wait
+        sys.modules["mmts_ray.search.drive"].TrialActor = WaitingActor  # type: ignore[attr-defined]
 
     study = space_file.parse({**SPACE, "strategy": strategy, "trials": trials, "resources": {"concurrent": concurrent}})
     frozen = toy.frozen(images=60)
@@ -96,7 +166,7 @@ def run(study_dir: Path, *, trials: int, cpus: int, concurrent: int, strategy: s
         search.search(study, study_dir, frozen, cache_dir=study_dir / "cache", progress=meter, address="local")
     finally:
         ray.shutdown()
-    return meter.cpu, time.monotonic() - begun
+    return meter, time.monotonic() - begun
 
 
 def per_trial(cpu: list[float], parts: int = 10) -> list[tuple[int, float]]:
@@ -142,8 +212,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--trials", type=int, default=2000)
     parser.add_argument("--cpus", type=int, default=64, help="that Ray is told to have")
-    # each is a process with torch in it, some 300 MB: as many as there are pretended CPUs would need 20 GB
     parser.add_argument("--concurrent", type=int, default=8, help="trials at a time (default 8)")
+    parser.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help="instead of training, without torch")
     parser.add_argument("--strategy", default="tpe")
     parser.add_argument("--rows", type=int, default=MILLION, help="of the ledger that status reads")
     parser.add_argument("--json", type=Path)
@@ -151,23 +221,25 @@ def main() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as temporary:
         study_dir = Path(temporary) / "scale"
-        cpu, wall = run(
-            study_dir, trials=args.trials, cpus=args.cpus, concurrent=args.concurrent, strategy=args.strategy
-        )
+        sizes = {"trials": args.trials, "cpus": args.cpus, "concurrent": args.concurrent}
+        meter, wall = run(study_dir, **sizes, strategy=args.strategy, wait=args.wait)
+        cpu, actors = meter.cpu, meter.actors
         table = per_trial(cpu)
         size = bytes_of_a_trial(study_dir, len(cpu))
         rows = long_ledger(study_dir, Path(temporary) / "long", rows=args.rows)
         status_cpu, status_wall = status_seconds(Path(temporary) / "long")
     cores = f"{args.cpus} pretended CPUs on {os.cpu_count()}"
-    print(f"{len(cpu)} trials, {args.strategy}, {cores}, {args.concurrent} at a time: {wall:.0f} s")
+    kind = f"trials of {args.wait:g} s" if args.wait else "trials"
+    print(f"{len(cpu)} {kind}, {args.strategy}, {cores}, {args.concurrent} at a time: {wall:.0f} s")
     print(f"load at the end {os.getloadavg()[0]:.1f}\n\ntrials ended   driver's CPU a trial, ms")
     for ended, milliseconds in table:
         print(f"{ended:12d}   {milliseconds:.1f}")
     print(f"\nat the end {table[-1][1]:.1f} ms a trial (target at most {CPU_MS:.0f})")
+    print(f"{len(actors)} actors, {sum(actors) / len(actors):.0f} MB each, {sum(actors) / 1000:.1f} GB together")
     print(f"files of a trial besides checkpoints: {size / 1000:.1f} kB (target under {TRIAL_BYTES / 1000:.0f})")
     print(f"status on {rows} rows: {status_cpu:.1f} s CPU, {status_wall:.1f} s (target under {STATUS_SECONDS:.0f})")
     if args.json:
-        kept = {"trials": len(cpu), "wall": wall, "cpu_ms": table, "bytes": size, "rows": rows}
+        kept = {"trials": len(cpu), "wall": wall, "cpu_ms": table, "actors_mb": actors, "bytes": size, "rows": rows}
         args.json.write_text(json.dumps(kept | {"status_cpu": status_cpu, "status_wall": status_wall}), encoding="utf8")
 
 
