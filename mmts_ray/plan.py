@@ -1,7 +1,7 @@
 """Which trials a study still has to run: pure functions of the study and its ledger."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,6 +24,15 @@ class Parent:
     epoch: int
     step: int
     replaces: str
+
+
+class Evaluation(NamedTuple):
+    """What a scheduler was told of a configuration: the mean metrics of its seeds at an epoch, and when (Unix)."""
+
+    trial: str
+    epoch: int
+    metrics: Metrics
+    time: float
 
 
 @dataclass(frozen=True)
@@ -100,11 +109,8 @@ def _metrics(study: StudyConfig, row: dict[str, Any]) -> Metrics:
     return {name: row[f"metric.{name}"] for name in study.watched if row.get(f"metric.{name}") is not None}
 
 
-def evaluations(study: StudyConfig, known: Rows, steps: list[dict[str, Any]]) -> list[tuple[str, int, Metrics]]:
-    """(group, epoch, mean metrics) for each epoch that all seeds of a searched group reached, in order of time.
-
-    That is what a scheduler has seen.
-    """
+def evaluations(study: StudyConfig, known: Rows, steps: list[dict[str, Any]]) -> list[Evaluation]:
+    """What a scheduler has seen: each epoch that all seeds of a searched group reached, in order of time."""
     members: dict[str, set[str]] = {}
     for trial, row in known.items():
         if row["kind"] == "search":
@@ -114,11 +120,13 @@ def evaluations(study: StudyConfig, known: Rows, steps: list[dict[str, Any]]) ->
         if step["trial"] in known and known[step["trial"]]["kind"] == "search":
             found.setdefault((results.group_of(step["trial"]), int(step["epoch"])), []).append(step)
     whole = [
-        (max(row["first_time"] for row in rows), group, epoch, results.mean([_metrics(study, row) for row in rows]))
+        Evaluation(
+            group, epoch, results.mean([_metrics(study, row) for row in rows]), max(row["first_time"] for row in rows)
+        )
         for (group, epoch), rows in found.items()
         if {row["trial"] for row in rows} == members[group]
     ]
-    return [(group, epoch, metrics) for _, group, epoch, metrics in sorted(whole, key=lambda w: w[:3])]
+    return sorted(whole, key=lambda e: (e.time, e.trial, e.epoch))
 
 
 def missing_baselines(study: StudyConfig, known: Rows, first_id: int) -> list[Planned]:

@@ -124,10 +124,11 @@ def _scheduler(study: StudyConfig) -> str:
         at = ", ".join(map(str, study.rungs))
         return f"; ASHA: at epochs {at}, or the next evaluation, only the best 1 in {REDUCTION} of those so far go on"
     if scheduler == "hyperband":
-        brackets = ", ".join(f"{size} trials from epoch {first}" for size, first in study.brackets)
-        return (
-            f"; HyperBand: {brackets}, and at each rung the best 1 in {REDUCTION} go on to {REDUCTION} times the epochs"
+        brackets = ", ".join(
+            f"{size} trials ({'cut at epochs ' + ', '.join(map(str, rungs)) if rungs else 'no cut'})"
+            for size, rungs in study.brackets
         )
+        return f"; HyperBand: brackets of {brackets}; from each cut the best 1 in {REDUCTION} go on"
     return (
         f"; PBT: every {study.round_epochs} epochs the worst {WORST:.0%} of the population are replaced by moved "
         f"copies of the best {WORST:.0%}"

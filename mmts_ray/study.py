@@ -106,18 +106,29 @@ class StudyConfig:
         return [REDUCTION**k for k in range(64) if REDUCTION**k < self.epochs]
 
     @property
-    def brackets(self) -> list[tuple[int, int]]:
-        """(trials, epochs before the first cut) of HyperBand's brackets, the largest first; then they begin again."""
-        most = round(math.log(self.epochs, REDUCTION))
-        sizes = [
-            (math.ceil((most + 1) / (s + 1) * REDUCTION**s), int(self.epochs * REDUCTION**-s)) for s in range(most + 1)
+    def brackets(self) -> list[tuple[int, list[int]]]:
+        """(trials, epochs of the cuts) of HyperBand's brackets, the largest first; then they begin again."""
+        every = self.eval_every
+        evaluations = max(1, self.epochs // every)
+        most = round(math.log(evaluations, REDUCTION))
+        return [
+            (
+                math.ceil((most + 1) / (s + 1) * REDUCTION**s),
+                [every * (evaluations // REDUCTION**k) for k in range(s, 0, -1)],
+            )
+            for s in range(most, -1, -1)
+            if evaluations >= REDUCTION**s
         ]
-        return [(size, first) for size, first in reversed(sizes) if first]
+
+    @property
+    def eval_every(self) -> int:
+        """Epochs between two evaluations of a trial."""
+        return self.trial_config(self.example()).kwargs("train")["eval_every"]
 
     @property
     def round_epochs(self) -> int:
         """Epochs between two decisions on a population: a tenth of the run, in whole evaluations."""
-        every = self.trial_config(self.example()).kwargs("train")["eval_every"]
+        every = self.eval_every
         return every * max(1, round(self.epochs / ROUNDS / every))
 
     def trial_config(self, point: Mapping[str, Any]) -> TrialConfig:

@@ -111,6 +111,16 @@ def test_a_killed_driver_resumes_twice_and_the_study_is_whole(strategy, space, t
     out, _ = finish("resume", study, cwd=tmp_path)
     assert f"{TRIALS + len(copies)} search" in out
     assert results.trials_of(study) == trials
+    if strategy == "hyperband":  # decides by scores alone, so that three processes stop what one stops
+        whole = tmp_path / "whole"
+        finish("search", space, f"strategy={strategy}", "--out", whole, cwd=tmp_path)
+        assert ends_of(whole) == ends_of(study)
+        assert {t["status"] for t in results.trials_of(whole).values()} == {"done", "stopped"}
+
+
+def ends_of(folder):
+    """How and when each configuration ended."""
+    return {(t["config_hash"], t["trial"]): (t["status"], t["epoch"]) for t in results.trials_of(folder).values()}
 
 
 def test_an_interrupted_trial_continues_from_its_own_checkpoint(space, tmp_path):

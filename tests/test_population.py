@@ -75,7 +75,7 @@ def test_copies_of_the_best_take_the_place_of_the_worst_and_go_on_from_their_che
         kept = [r for r in lines if (r["trial"], r["status"]) != (replaced, "stopped")]
         path.write_text("".join(json.dumps(record) + "\n" for record in kept))
     assert results.trials_of(folder)[replaced]["status"] == "running"
-    assert run(study, folder).ended == []
+    assert [(trial, status) for trial, status, *_ in run(study, folder).ended] == [(replaced, "stopped")]
     again = results.trials_of(folder)
     assert again[replaced]["status"] == "stopped"
     assert {name: t["starts"] for name, t in again.items()} == {name: t["starts"] for name, t in trials.items()}

@@ -147,7 +147,7 @@ def test_a_group_killed_at_any_point_is_finished_without_repeating_a_finished_se
         told = dict(scores(seen)) | dict(scores(again))
         known = {a["epoch"]: a["val_i2t_r1"] for a in expected}
         assert all(known[epoch] == value for epoch, value in told.items())
-        remembered = {epoch for _, epoch, _ in plan.evaluations(bench.study, before, steps_of(bench))}
+        remembered = {e.epoch for e in plan.evaluations(bench.study, before, steps_of(bench))}
         assert {*told, *remembered} == {*known, *remembered}
         assert bench.unfinished() == []
 

@@ -302,6 +302,10 @@ PBT = {"strategy": "pbt", "trials": 4, "search": {"train.lr": {"loguniform": [1e
         ({"fixed": {"train.epochs": 4, "train.eval_every": 4}}, "train.eval_every: 4 of 4 epochs leaves pbt nothing"),
         ({"strategy": "hyperband", "fixed": {"train.epochs": 1}}, "leaves hyperband nothing to decide on"),
         (
+            {"strategy": "bohb", "fixed": {"train.epochs": 8, "train.eval_every": 3}},
+            "train.epochs: 8, evaluated every 3, leaves bohb nothing .* legal are 3 evaluations or more",
+        ),
+        (
             {"strategy": "random_asha", "search": {"train.epochs": {"int": [3, 9]}}},
             "epochs: strategy random_asha",
         ),
@@ -324,7 +328,10 @@ def test_check_says_when_a_scheduler_decides():
         return reference.resolved(space_file.parse({**PBT, **changes}))["strategy_meaning"]
 
     assert "at epochs 1, 3, 9, or the next evaluation" in told(strategy="tpe_asha")
-    assert "9 trials from epoch 1, 5 trials from epoch 3, 3 trials from epoch 10" in told(strategy="hyperband")
+    hyperband = told(strategy="hyperband")
+    assert "brackets of 9 trials (cut at epochs 1, 3), 5 trials (cut at epochs 3), 3 trials (no cut);" in hyperband
+    rarely = told(strategy="hyperband", fixed={"train.epochs": 81, "train.eval_every": 3})
+    assert "27 trials (cut at epochs 3, 9, 27), 12 trials (cut at epochs 9, 27), 6 trials (cut at epochs 27)" in rarely
     assert "every 1 epochs the worst 25%" in told()
     assert "every 4 epochs" in told(fixed={"train.epochs": 30, "train.eval_every": 2})
     assert ";" not in told(strategy="tpe")

@@ -31,7 +31,7 @@ from mmts_ray.search.drive import drive
 from mmts_ray.search.lease import lease
 from mmts_ray.search.population import Population
 from mmts_ray.search.proposals import Progress, Proposals
-from mmts_ray.search.schedulers import Asha, scheduler_of
+from mmts_ray.search.schedulers import Asha, HyperBand, scheduler_of
 from mmts_ray.search.warm import warm_start
 from mmts_ray.study import StudyConfig
 
@@ -50,7 +50,9 @@ def search(
         for line in warm_start(study, sampler, groups, data_key=frozen.key):
             progress.event(line)
         scheduler = scheduler_of(study)
-        stopped = scheduler.replay(evaluations(study, known, steps)) if isinstance(scheduler, Asha) else set()
+        stopped: set[str] = set()
+        if isinstance(scheduler, Asha | HyperBand):
+            stopped = scheduler.replay(groups, evaluations(study, known, steps))
         begun = unfinished(study, known, steps, *results.KINDS)
         # planned in a population in place of another, but killed before the other's end was written
         stopped |= {row["derived.replaces"] for row in groups.values() if row.get("derived.replaces")}
@@ -76,10 +78,14 @@ def search(
             certain=sum(p.trial not in stopped for p in begun),
             keep_every=study.round_epochs if isinstance(scheduler, Population) else 0,
         )
-        progress.begin(planned=len(plan) + proposals.wanted, finished=len(groups) - len(begun))
-        for planned in begun:
-            if planned.trial in stopped:  # decided, but killed before it was written
-                proposals.stop(planned, steps)
+        ending = [p for p in begun if p.trial in stopped]  # decided, but killed before it was written
+        progress.begin(planned=len(ending) + len(plan) + proposals.wanted, finished=len(groups) - len(begun))
+        for one in ending:
+            proposals.stop(one, steps)
+        if isinstance(scheduler, HyperBand):
+            scheduler.lead(proposals, begun, steps)
+        elif isinstance(scheduler, Population):
+            scheduler.lead(proposals)
         drive(study, study_dir, frozen, proposals, scheduler=scheduler, cache_dir=cache_dir, address=address)
 
 

@@ -24,7 +24,6 @@ from ray.tune.schedulers import TrialScheduler
 from mmts_ray import results, storage
 from mmts_ray.features import Frozen
 from mmts_ray.search import preflight
-from mmts_ray.search.population import Population
 from mmts_ray.search.preflight import SLOT
 from mmts_ray.search.proposals import Proposals
 from mmts_ray.search.watch import DEATHS, Watch
@@ -67,8 +66,6 @@ def drive(
         pauses = getattr(scheduler, "pauses", False)
         if pauses:
             scheduler.concurrent = proposals.concurrent = concurrent  # type: ignore[union-attr]
-        if isinstance(scheduler, Population):
-            scheduler.proposals = proposals
         options = {
             "workers": resources.workers,
             "cpus": resources.cpus,

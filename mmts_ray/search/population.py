@@ -43,6 +43,10 @@ class Population(FIFOScheduler):
         self.proposals: Proposals | None = None
         self.rng = np.random.default_rng([study.seed, CHOICES])
 
+    def lead(self, proposals: Proposals) -> None:
+        self.proposals = proposals
+        proposals.expects = lambda: bool(proposals.live)  # a copy may yet take a trial's place
+
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         if trial.config["report"]:
             self.members[trial] = Member()

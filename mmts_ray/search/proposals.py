@@ -74,6 +74,7 @@ class Proposals(Searcher):
         self.budget = budget
         self.certain = certain  # of the plan, what has begun and is finished whatever the budget says
         self.interrupted = ""  # why nothing more is run, when the storage has failed
+        self.expects: Callable[[], bool] = lambda: False  # whether a scheduler may plan more, once nothing is left
         self.why: Callable[[str], tuple[str, str]] = lambda trial_id: ("failed", "the trial's process died")
         self.last: dict[str, dict[str, Any]] = {}
         self.reports, self.keep_every = scheduled, keep_every
@@ -92,8 +93,10 @@ class Proposals(Searcher):
         try:
             planned = None if self.interrupted else self._next()
             if planned is None:
-                # the scheduler may yet plan what takes a trial's place
-                return None if self.keep_every and self.live and not self.interrupted else Searcher.FINISHED
+                if self.interrupted or not self.expects():
+                    return Searcher.FINISHED
+                if (planned := self._next()) is None:
+                    return None
             starts = self.waits(planned)
             storage.settle(self.study_dir)  # whatever is lost from now on, its id and its parameters are known
         except OSError as problem:
@@ -263,6 +266,7 @@ class Proposals(Searcher):
         self._write_ends(planned, {"members": answers}, "stopped")
         metrics = results.mean([answer["metrics"] for answer in answers])
         self.finish(planned, "stopped", metrics, epoch=min(row["epoch"] for row in members))
+        self.progress.trial_ended(planned, status="stopped", metrics=metrics, seconds=0.0)
 
     def _write_ends(self, planned: Planned, result: dict[str, Any], status: str, error: str | None = None) -> None:
         """End every seed that has not ended itself; the process that led them is gone or has moved on."""

@@ -40,7 +40,7 @@ from mmts_ray.results import FRESH_SEEDS
 from mmts_ray.space import Choice, Float, Int, Text, did_you_mean, parse_at
 from mmts_ray.space_file.searched import flatten_search, parse_search
 from mmts_ray.space_file.yaml_rows import read_yaml
-from mmts_ray.study import SEVERAL, STRATEGIES, Resources, StudyConfig, grid
+from mmts_ray.study import REDUCTION, SEVERAL, STRATEGIES, Resources, StudyConfig, grid
 
 CONTROLS = 20  # enough for a rank correlation with an interval of about 0.25, as simulated
 ENOUGH_FOR_CONTROLS = 100  # trials of which 20 can be spared
@@ -270,6 +270,11 @@ def _check_scheduler(study: StudyConfig) -> None:
         raise ValueError(
             f"train.eval_every: {train['eval_every']} of {train['epochs']} epochs leaves {study.strategy} nothing to "
             f"decide on before the end; legal is below {train['epochs']}"
+        )
+    if scheduler == "hyperband" and not any(rungs for _, rungs in study.brackets):
+        raise ValueError(
+            f"train.epochs: {train['epochs']}, evaluated every {train['eval_every']}, leaves {study.strategy} nothing "
+            f"to decide on before the end; legal are {REDUCTION} evaluations or more"
         )
     if scheduler == "pbt":
         for entry in study.searched:
