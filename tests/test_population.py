@@ -1,12 +1,17 @@
 """Population based training: copies go on from their parents' checkpoints, as trials of their own."""
 
 import json
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
+from ray.tune.experiment import Trial
+from ray.tune.schedulers import TrialScheduler
 from test_search import FIXED, check_ledger, optuna_trials, run
 from toy import frozen
 
 from mmts_ray import plan, results, space_file
+from mmts_ray.search.population import Population
 from mmts_ray.train import TrainData, train
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -79,6 +84,83 @@ def test_copies_of_the_best_take_the_place_of_the_worst_and_go_on_from_their_che
     again = results.trials_of(folder)
     assert again[replaced]["status"] == "stopped"
     assert {name: t["starts"] for name, t in again.items()} == {name: t["starts"] for name, t in trials.items()}
+
+
+class Turn(SimpleNamespace):
+    """What the scheduler looks at in one of Tune's trials."""
+
+    __hash__, __eq__ = object.__hash__, object.__eq__
+
+    def is_finished(self):
+        return self.status == Trial.TERMINATED
+
+
+class Turns:
+    """Tune's part, without processes: so many places, rounds that end in any order, copies worse than their parents."""
+
+    def __init__(self, members, slots, rng):
+        self.population = Population(space_file.parse({**SPACE, "trials": members}))
+        self.population.lead(self)
+        self.population.concurrent = slots
+        self.live, self.plan, self.wanted, self.trials, self.rng = {}, [], members, [], rng
+        self.score, self.epoch, self.rounds = {}, {}, 0
+        for i in range(members):
+            self.add(f"t{i}", score=float(rng.random()), parent=None)
+        self.wanted = 0
+
+    def add(self, name, *, score, parent):
+        trial = Turn(trial_id=name, config={"report": True}, status=Trial.PENDING)
+        self.live[name] = SimpleNamespace(parent=parent)
+        self.trials.append(trial)
+        self.score[name], self.epoch[name] = score, parent.epoch if parent else 0
+        self.population.on_trial_add(self, trial)
+
+    def replace(self, old, parent, *, epoch, step):
+        name = f"t{len(self.trials)}"
+        self.plan.append((name, self.score[parent] - 1.0, plan.Parent(parent, "", epoch, step, old)))
+        return True
+
+    def get_trials(self):
+        return self.trials
+
+    def on_pause(self, trial_id): ...
+
+    on_unpause = on_pause
+
+    def run(self):
+        while any(not trial.is_finished() for trial in self.trials):
+            while (chosen := self.population.choose_trial_to_run(self)) is not None:
+                chosen.status = Trial.RUNNING
+            running = [trial for trial in self.trials if trial.status == Trial.RUNNING]
+            trial = running[self.rng.integers(len(running))]
+            self.rounds += 1
+            self.epoch[trial.trial_id] += 1
+            if self.epoch[trial.trial_id] >= 8:
+                trial.status = Trial.TERMINATED
+                self.population.on_trial_complete(self, trial, {})
+                continue
+            result = {"epoch": self.epoch[trial.trial_id], "val_i2t_r1": self.score[trial.trial_id], "members": []}
+            action = self.population.on_trial_result(self, trial, result)
+            if action == TrialScheduler.STOP:
+                trial.status = Trial.TERMINATED
+                self.population.on_trial_complete(self, trial, {})
+                for name, score, parent in self.plan:
+                    self.add(name, score=score, parent=parent)
+                self.plan = []
+            elif action == TrialScheduler.PAUSE:
+                trial.status = Trial.PAUSED
+
+
+@pytest.mark.parametrize("members", [4, 20])
+@pytest.mark.parametrize("slots", [1, 3])
+def test_copies_that_are_worse_than_their_parents_do_not_take_turns_for_ever(members, slots):
+    copies = 0
+    for case in range(8):
+        turns = Turns(members, slots, np.random.default_rng(case))
+        turns.run()
+        assert turns.rounds <= 8 * members * 1.5
+        copies += len(turns.trials) - members
+    assert copies > 0
 
 
 def test_a_parent_whose_checkpoint_is_gone_is_not_copied(tmp_path):

@@ -29,6 +29,9 @@ SPACE = {
 }
 
 
+LONGER = {**FIXED, "groups.k": 3, "train.epochs": 9}
+
+
 class Heard:
     """Progress that remembers."""
 
@@ -130,6 +133,35 @@ def test_every_strategy_lives_its_life(strategy, local_ray, tmp_path):
     again = run(study, tmp_path / "s")
     assert again.ended == []
     check_ledger(tmp_path / "s")
+
+
+@pytest.mark.parametrize("strategy", ["random", "hyperband", "pbt"])
+@pytest.mark.parametrize("written", [3, 7])
+def test_a_search_whose_ledger_cannot_be_written_ends_at_once_and_goes_on_later(
+    strategy, written, local_ray, tmp_path, monkeypatch
+):
+    point = {"train.lr": {"loguniform": [1e-3, 1e-1]}}  # what pbt can move
+    study = space_file.parse({**SPACE, "strategy": strategy, "search": point, "baseline": [], "fixed": LONGER})
+    waits = Proposals.waits
+
+    def until_full(self, planned):
+        nonlocal written
+        written -= 1
+        if written < 0:
+            raise results.Unwritable(f"{self.study_dir}: cannot be written (No space left on device)")
+        return waits(self, planned)
+
+    monkeypatch.setattr(Proposals, "waits", until_full)
+    with pytest.raises(results.Unwritable, match="No space left"):
+        run(study, tmp_path / "s")
+    monkeypatch.undo()
+    before = {t: row for t, row in results.trials_of(tmp_path / "s").items() if row["status"] in results.FINISHED}
+    run(study, tmp_path / "s")
+    after = results.trials_of(tmp_path / "s")
+    assert {t["status"] for t in after.values()} <= {"done", "stopped"}
+    assert len({t["config_hash"] for t in after.values()}) == len(after)
+    assert sum("derived.parent" not in t for t in after.values()) == 6
+    assert {t: after[t]["end_time"] for t in before} == {t: row["end_time"] for t, row in before.items()}
 
 
 def test_the_numbers_are_those_of_a_run_without_ray(local_ray, tmp_path):

@@ -49,7 +49,10 @@ class Population(FIFOScheduler):
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
         if trial.config["report"]:
-            self.members[trial] = Member()
+            assert self.proposals is not None
+            parent = self.proposals.live[trial.trial_id].parent
+            # where it goes on: one that counted as new would take its turn before its parent, for ever if it is worse
+            self.members[trial] = Member(epoch=parent.epoch if parent else 0)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         member = self.members.get(trial)

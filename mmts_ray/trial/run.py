@@ -257,7 +257,8 @@ class TrialRun:
     def _load_checkpoint(self) -> dict[str, Any] | None:
         import torch
 
-        for path in (self.folder / LAST, self.folder / START):
+        # a process may have died between handing a checkpoint over and writing down who gets it: then it is nobody's
+        for path in (self.folder / LAST, self.folder / START)[: 2 if self.parent_hash else 1]:
             storage.fetch(self.study_dir, path)
             if path.is_file():
                 break
