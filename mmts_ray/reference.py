@@ -125,14 +125,17 @@ def _scheduler(study: StudyConfig) -> str:
         return f"; ASHA: at epochs {at}, or the next evaluation, only the best 1 in {REDUCTION} of those so far go on"
     if scheduler == "hyperband":
         brackets = ", ".join(
-            f"{size} trials ({'cut at epochs ' + ', '.join(map(str, rungs)) if rungs else 'no cut'})"
-            for size, rungs in study.brackets
+            f"{size} trials ({f'cut at {_epochs(rungs)}' if rungs else 'no cut'})" for size, rungs in study.brackets
         )
         return f"; HyperBand: brackets of {brackets}; from each cut the best 1 in {REDUCTION} go on"
     return (
         f"; PBT: every {study.round_epochs} epochs the worst {WORST:.0%} of the population are replaced by moved "
         f"copies of the best {WORST:.0%}"
     )
+
+
+def _epochs(at: list[int]) -> str:
+    return f"epoch{'s' if len(at) > 1 else ''} {', '.join(map(str, at))}"
 
 
 def _controls(study: StudyConfig) -> str:

@@ -329,9 +329,9 @@ def test_check_says_when_a_scheduler_decides():
 
     assert "at epochs 1, 3, 9, or the next evaluation" in told(strategy="tpe_asha")
     hyperband = told(strategy="hyperband")
-    assert "brackets of 9 trials (cut at epochs 1, 3), 5 trials (cut at epochs 3), 3 trials (no cut);" in hyperband
+    assert "brackets of 9 trials (cut at epochs 1, 3), 5 trials (cut at epoch 3), 3 trials (no cut);" in hyperband
     rarely = told(strategy="hyperband", fixed={"train.epochs": 81, "train.eval_every": 3})
-    assert "27 trials (cut at epochs 3, 9, 27), 12 trials (cut at epochs 9, 27), 6 trials (cut at epochs 27)" in rarely
+    assert "27 trials (cut at epochs 3, 9, 27), 12 trials (cut at epochs 9, 27), 6 trials (cut at epoch 27)" in rarely
     assert "every 1 epochs the worst 25%" in told()
     assert "every 4 epochs" in told(fixed={"train.epochs": 30, "train.eval_every": 2})
     assert ";" not in told(strategy="tpe")
