@@ -19,30 +19,22 @@ from .tables import Parameter
 
 
 @mpl.rc_context(RC)
-def surface(
-    cells: pd.DataFrame, trials: np.ndarray, *, x: Parameter, y: Parameter, names: tuple[str, str], better: int
-) -> Figure:
+def surface(cells: pd.DataFrame, trials: np.ndarray, *, x: Parameter, y: Parameter, names: tuple[str, str]) -> Figure:
     """Predicted score over two parameters in five bands, blank where no trial is near; trials as dots.
 
-    cells: x, y (middles of equal cells), shown, supported. trials: (n, 2) positions.
+    cells: x, y (middles of equal cells), supported, band (0 to 4, the last one the best). trials: (n, 2) positions.
     """
     figure, ax = _axes(FULL, top=18, left=46, right=12)
     ax.grid(visible=False)
-    ax.set_xlim(-0.02, 1.02)
-    ax.set_ylim(-0.02, 1.02)
     known = cells[cells["supported"]]
     half = 0.5 / len(cells["x"].unique())
-    rank = (known["shown"] * better).rank(method="first")
-    band = np.minimum((rank - 1) * 5 // len(known), 4).to_numpy()
+    corners = half * np.array([(-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1)])
     for level, alpha in enumerate((0.08, 0.20, 0.36, 0.56, 0.80)):
-        own = known[band == level]
-        corners = [(dx, dy) for dx, dy in ((-1, -1), (1, -1), (1, 1), (-1, 1), (-1, -1))]
-        xy = np.concatenate([own[["x", "y"]].to_numpy() + half * np.array(c) for c in corners]) if len(own) else None
-        if xy is None:
+        own = known.loc[known["band"] == level, ["x", "y"]].to_numpy()
+        if not len(own):
             continue
-        order = np.arange(5 * len(own)).reshape(5, len(own)).T.ravel()
         codes = np.tile([Path.MOVETO, *[Path.LINETO] * 3, Path.CLOSEPOLY], len(own))
-        path = Path(xy[order], codes)
+        path = Path((own[:, None] + corners).reshape(-1, 2), codes)
         path.should_simplify = False
         ax.add_patch(PathPatch(path, facecolor=INK["win"], edgecolor="none", alpha=alpha))
     _dots(ax, trials[:, 0], trials[:, 1], "ink", 2.2)

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 import numpy as np
@@ -19,8 +19,10 @@ LEVEL_OF_TEST = 0.05
 class Pair:
     """A product of two parameters: its effect as a standard deviation of the score over the cube, |b| / 3, and limits.
 
-    `p` is not adjusted; `step` is its place in the selection, 0 when it was not selected. The sign of `slope` says
-    whether raising both helps.
+    The limits are widened for the pairs that were left when it was tested (Bonferroni): they exclude 0 exactly where
+    the pair passes; `null` is the effect that it needed. `p` is not adjusted; `step` is its place in the selection, 0
+    when it was not selected. The sign of `slope` says whether raising both helps. `fewest` counts the configurations
+    in the emptiest quarter of the two ranges.
     """
 
     first: int
@@ -29,8 +31,10 @@ class Pair:
     effect: float
     lo: float
     hi: float
+    null: float
     p: float
     step: int
+    fewest: int
 
 
 def pairs(u: np.ndarray, y: np.ndarray, choice: Sequence[bool], active: np.ndarray) -> list[Pair] | None:
@@ -61,33 +65,34 @@ def pairs(u: np.ndarray, y: np.ndarray, choice: Sequence[bool], active: np.ndarr
     found: dict[tuple[int, int], Pair] = {}
     left = list(candidates)
     for step in range(1, MOST + 2):
-        tested = {pair: _test(model, centred[:, pair[0]] * centred[:, pair[1]], y, pair) for pair in left}
+        tested = {pair: _test(model, centred[:, pair[0]], centred[:, pair[1]], y, pair, len(left)) for pair in left}
         found |= tested
         if step > MOST or not left:
             break
         best = min(left, key=lambda pair: (tested[pair].p, pair))
         if tested[best].p * len(left) >= LEVEL_OF_TEST:
             break
-        found[best] = Pair(**{**tested[best].__dict__, "step": step})
+        found[best] = replace(tested[best], step=step)
         model = np.column_stack([model, centred[:, best[0]] * centred[:, best[1]]])
         left.remove(best)
     return [found[pair] for pair in candidates]
 
 
-def _test(model: np.ndarray, product: np.ndarray, y: np.ndarray, pair: tuple[int, int]) -> Pair:
-    """t test of one product given the model, by partialling the model out of both sides."""
+def _test(model: np.ndarray, a: np.ndarray, b: np.ndarray, y: np.ndarray, pair: tuple[int, int], looks: int) -> Pair:
+    """t test of one product given the model, by partialling the model out of both sides; limits for so many looks."""
+    product = a * b
+    fewest = min(int(((a * s > 0) & (b * r > 0)).sum()) for s, r in ((1, 1), (1, -1), (-1, 1), (-1, -1)))
     coefficients, _, rank, _ = np.linalg.lstsq(model, np.column_stack([product, y]), rcond=None)
     rest = np.column_stack([product, y]) - model @ coefficients
     x, z = rest.T
     df, size = len(y) - rank - 1, float(x @ x)
     if df < 1 or size < 1e-9 * max(1.0, float(product @ product)):
-        return Pair(*pair, math.nan, math.nan, math.nan, math.nan, 1.0, 0)
+        nothing = math.nan
+        return Pair(*pair, nothing, nothing, nothing, nothing, nothing, 1.0, 0, fewest)
     slope = float(x @ z) / size
     error = math.sqrt(float(((z - slope * x) ** 2).sum()) / df / size)
-    if error == 0:
-        return Pair(*pair, slope, abs(slope) / 3, abs(slope) / 3, abs(slope) / 3, float(slope == 0), 0)
-    half = float(stats.t.ppf(0.5 + LEVEL / 2, df)) * error
-    low, high = abs(slope) - half, abs(slope) + half
-    return Pair(
-        *pair, slope, abs(slope) / 3, max(0.0, low) / 3, high / 3, float(2 * stats.t.sf(abs(slope) / error, df)), 0
-    )
+    effect, p = abs(slope), float(slope == 0)
+    half = float(stats.t.ppf(1 - (1 - LEVEL) / (2 * looks), df)) * error
+    if error > 0:
+        p = float(2 * stats.t.sf(effect / error, df))
+    return Pair(*pair, slope, effect / 3, max(0.0, effect - half) / 3, (effect + half) / 3, half / 3, p, 0, fewest)
