@@ -5,9 +5,7 @@ Finding an encoder costs little and imports nothing heavy; `load` reads the weig
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +32,6 @@ MINILM_CREDIT = "text encoder: all-MiniLM-L6-v2, Apache-2.0"
 OPEN_CLIP = "open_clip:"
 SENTENCE_TRANSFORMERS = "sentence-transformers/"
 OPEN_CLIP_CONFIG = "open_clip_config.json"
-BATCHES_AT_ONCE = 16  # threads that encode, at most
 NONE = "none"  # no features of that side: nothing that is asked for needs them
 DEMO = "pip install 'mmts-ray[demo]'"
 
@@ -336,29 +333,6 @@ def _by_shape(inputs: "Sequence[torch.Tensor]", forward: "Callable[[torch.Tensor
         for index, row in zip(indices, found):
             rows[index] = row
     return np.stack(rows)
-
-
-@contextmanager
-def encoding_pool() -> Iterator[ThreadPoolExecutor]:
-    """Threads that each encode a batch with one torch thread; as many as cores, OMP_NUM_THREADS has the last word.
-
-    Torch's own threads meet after every operation: on two cores that others use too, two of them are ten times slower
-    than one, while batches side by side lose nothing.
-    """
-    import torch
-
-    wanted = os.environ.get("OMP_NUM_THREADS", "").split(",")[0]
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = int(wanted) if wanted.isdigit() and int(wanted) > 0 else cores
-    workers = min(threads, BATCHES_AT_ONCE)
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads // workers)
-    pool = ThreadPoolExecutor(max_workers=workers)  # made here: a thread keeps the torch setting it starts with
-    try:
-        yield pool
-    finally:
-        pool.shutdown(cancel_futures=True)
-        torch.set_num_threads(before)
 
 
 def _device() -> str:

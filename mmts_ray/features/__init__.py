@@ -18,8 +18,9 @@ import numpy as np
 from mmts_ray.cache import default_cache_dir
 from mmts_ray.data.dataset import Dataset, digest
 from mmts_ray.data.relevance import Relevance
-from mmts_ray.encoders import BATCHES_AT_ONCE, NONE, find_encoder
+from mmts_ray.encoders import NONE, find_encoder
 from mmts_ray.features.cache import Failed, Kept, entry
+from mmts_ray.features.pool import BATCHES_AT_ONCE
 
 if TYPE_CHECKING:
     from mmts_ray.encoders import Encoder, Inputs, Tower

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mmts_ray.cache import locked, sync
-from mmts_ray.encoders import encoding_pool, file_hash
+from mmts_ray.encoders import file_hash
+from mmts_ray.features.pool import encoding_pool
 
 if TYPE_CHECKING:
     from mmts_ray.encoders import Encoder, Tower
