@@ -12,55 +12,24 @@ and what that driver says of itself.
 import argparse
 import contextlib
 import os
-import re
 import secrets
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from mmts_ray import results
 from mmts_ray.storage import lease
 from mmts_ray.storage.address import Address, parse
-from mmts_ray.storage.outbox import Outbox, segment, whole_lines
-from mmts_ray.storage.remote import Object, Remote
+from mmts_ray.storage.place import ID, TRUTH, Place
+from mmts_ray.storage.remote import Remote
 
-TRUTH = ("meta.json", "study.yaml")  # the storage's copy counts
-ID = ".id"  # a study that was deleted and made anew under the same address is another one
 JOURNAL = "optuna.journal"
 SETTLE_SECONDS = 60.0  # an outage of this length delays the next trial; after it, the work goes on and waits to be sent
-FETCH_SECONDS = 900.0  # a trial that cannot ask for its checkpoint waits: it costs nothing, and loses nothing
 CLOSE_SECONDS = 300.0
-FOLLOW_SECONDS = 15.0
 HURRIED_SECONDS = 20.0  # after Ctrl-C, or an error
-# names become files here: whoever wrote them must not lead out of the folder
-SEGMENT = re.compile(r"([\w.-]+)\.(\d{12})\.jsonl")
-CHECKPOINT = re.compile(r"checkpoints/([\w.-]+)/last\.pt")
-RANKS = re.compile(r"ranks/[\w-][\w.-]*\.parquet")
 MARK = ".address"  # beside the folder: which address it stands for
 
-
-@dataclass
-class _Place:
-    """A folder that stands for an address, in this process."""
-
-    folder: Path
-    remote: Remote
-    outbox: Outbox | None = None  # made when this process first has something to send
-    fetched: dict[str, Object] | None = None
-    drives: bool = False
-
-    @property
-    def out(self) -> Outbox:
-        if self.outbox is None:
-            self.outbox = Outbox(self.folder, self.remote)
-        return self.outbox
-
-
-_places: dict[Path, _Place] = {}
+_places: dict[Path, Place] = {}
 
 
 def folder(text: str) -> Path:
@@ -96,7 +65,7 @@ def attach(study_dir: str | Path, uri: str | None) -> Path:
 def _register(local: Path, address: Address) -> None:
     local.parent.mkdir(parents=True, exist_ok=True)
     _mark(local).write_text(address.uri + "\n", encoding="utf8")
-    _places.setdefault(local, _Place(local, Remote(address)))
+    _places.setdefault(local, Place(local, Remote(address)))
 
 
 def uri(study_dir: str | Path) -> str | None:
@@ -126,12 +95,12 @@ def opened(*, writes: bool) -> Iterator[list[str]]:
     """
     late: list[str] = []
     for place in list(_places.values()):
-        with _explained(place):
+        with place.explained():
             if writes:
-                _check_writable(place)
+                place.check_writable()
                 if place.remote.find(TRUTH[1]) is None:  # deleted there, or never begun
-                    _set_aside(place)
-            _refresh(place)
+                    place.set_aside()
+            place.refresh()
     seconds = HURRIED_SECONDS
     try:
         yield late
@@ -139,7 +108,7 @@ def opened(*, writes: bool) -> Iterator[list[str]]:
     finally:
         for place in _places.values():
             text = place.remote.address.text
-            if place.outbox is not None and not _close(place, seconds):
+            if not place.close(seconds):
                 late.append(text)
                 print(
                     f"mmts-ray: {text}: no answer for {seconds:.0f} s; what it lacks is in {place.folder} and is "
@@ -151,15 +120,15 @@ def opened(*, writes: bool) -> Iterator[list[str]]:
 def refresh(study_dir: str | Path) -> None:
     """Fetch what others have written: the study's files and the ledger; ValueError when the storage does not answer."""
     if place := _place(study_dir):
-        with _explained(place):
-            _refresh(place)
+        with place.explained():
+            place.refresh()
 
 
 def publish(study_dir: str | Path, *names: str) -> None:
     """Send files now, in this order; ValueError in one line when the storage does not take them."""
     if place := _place(study_dir):
         try:
-            with _explained(place):
+            with place.explained():
                 if not (place.folder / ID).is_file():
                     (place.folder / ID).write_text(secrets.token_hex(8))
                     place.remote.put(ID, place.folder / ID)
@@ -176,26 +145,25 @@ def keep(study_dir: str | Path, path: Path) -> None:
     if place := _place(study_dir):
         for each in sorted(path.rglob("*")) if path.is_dir() else [path]:
             if each.is_file():
-                place.out.keep(_name(place, each))
+                place.out.keep(place.name(each))
 
 
 def grow(study_dir: str | Path, path: Path) -> None:
     """Send a file whenever it has changed."""
     if place := _place(study_dir):
-        place.out.grow(_name(place, path))
+        place.out.grow(place.name(path))
 
 
 def drop(study_dir: str | Path, path: Path) -> None:
     """Delete a file or folder from the storage."""
     if place := _place(study_dir):
-        place.out.drop(_name(place, path))
+        place.out.drop(place.name(path))
 
 
 def fetch(study_dir: str | Path, path: Path) -> None:
     """Have the storage's copy of a file here, unless the one here is as new; an outage is waited for."""
     if place := _place(study_dir):
-        wanted = _name(place, path)
-        _patiently(place, lambda: _newer(place, wanted, place.remote.find(wanted)))
+        place.patiently(lambda: place.fetch(place.name(path)))
 
 
 def catch_up(study_dir: str | Path, folders: Iterable[Path]) -> None:
@@ -205,26 +173,13 @@ def catch_up(study_dir: str | Path, folders: Iterable[Path]) -> None:
         return
 
     def look() -> None:
-        begun = [path for path in folders if place.remote.listing(_name(place, path))]
+        begun = [path for path in folders if place.remote.listing(place.name(path))]
         for path in begun:
             path.mkdir(parents=True, exist_ok=True)
         if begun:
-            _refresh(place)
+            place.refresh()
 
-    _patiently(place, look)
-
-
-def _patiently(place: _Place, ask: Callable[[], None]) -> None:
-    pause, until = 1.0, time.monotonic() + FETCH_SECONDS
-    while True:
-        try:
-            ask()
-            return
-        except OSError as problem:
-            if time.monotonic() > until:
-                raise results.Unwritable(place.remote.explain(problem)) from None
-            time.sleep(pause)
-            pause = min(2 * pause, 10.0)
+    place.patiently(look)
 
 
 def settle(study_dir: str | Path, seconds: float = SETTLE_SECONDS) -> bool:
@@ -244,36 +199,17 @@ def driving(study_dir: str | Path) -> Iterator[None]:
         yield
         return
     with contextlib.ExitStack() as held:
-        with _explained(place):
+        with place.explained():
             held.enter_context(lease.hold(place.remote, folder=place.folder))
             place.drives = True
             held.callback(setattr, place, "drives", False)
-            _refresh(place)
-            _newer(place, JOURNAL, place.remote.find(JOURNAL))
-            _send_left_behind(place)
-            _sweep(place)
+            place.refresh()
+            place.fetch(JOURNAL)
+            place.send_left_behind()
+            place.sweep()
         grow(place.folder, place.folder / JOURNAL)
-        held.enter_context(_following(place))
+        held.enter_context(place.following())
         yield
-
-
-@contextlib.contextmanager
-def _following(place: _Place) -> Iterator[None]:
-    """Fetch what other machines write while the study runs: what follows the ledger here then sees all of it."""
-    ended = threading.Event()
-
-    def follow() -> None:
-        while not ended.wait(FOLLOW_SECONDS):
-            with contextlib.suppress(Exception):  # an outage: the next round fetches more
-                _refresh(place)
-
-    thread = threading.Thread(target=follow, name="following", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def send_left_behind(study_dir: str | Path) -> None:
@@ -282,7 +218,7 @@ def send_left_behind(study_dir: str | Path) -> None:
     until = time.monotonic() + SETTLE_SECONDS
     while place is not None:
         try:
-            _send_left_behind(place)
+            place.send_left_behind()
             return
         except OSError as problem:
             if time.monotonic() > until:
@@ -291,7 +227,7 @@ def send_left_behind(study_dir: str | Path) -> None:
             time.sleep(2.0)
 
 
-def _place(study_dir: str | Path) -> _Place | None:
+def _place(study_dir: str | Path) -> Place | None:
     key = _key(Path(study_dir))
     if key not in _places and _mark(key).is_file():
         from mmts_ray.cache import default_cache_dir
@@ -307,104 +243,5 @@ def _key(local: Path) -> Path:
     return Path(os.path.abspath(local))
 
 
-def _name(place: _Place, path: Path) -> str:
-    return _key(path).relative_to(place.folder).as_posix()
-
-
 def _mark(local: Path) -> Path:
     return local.with_name(local.name + MARK)
-
-
-@contextlib.contextmanager
-def _explained(place: _Place) -> Iterator[None]:
-    try:
-        yield
-    except OSError as problem:
-        raise ValueError(place.remote.explain(problem)) from None
-
-
-def _check_writable(place: _Place) -> None:
-    probe = f".writable-{os.getpid()}"
-    place.remote.put(probe, b"-")
-    place.remote.delete(probe)
-
-
-def _set_aside(place: _Place) -> None:
-    """The copy here is of another study: it is not lost, and must not become part of this one."""
-    if place.folder.exists():
-        os.rename(place.folder, place.folder.with_name(f"{place.folder.name}.old-{time.time_ns()}"))
-    place.fetched = None
-
-
-def _refresh(place: _Place) -> None:
-    there = place.remote.listing()
-    if TRUTH[1] not in there and (place.folder / TRUTH[1]).exists():
-        raise ValueError(
-            f"{place.remote.address.text}: not a study ({TRUTH[1]} is missing); `mmts-ray search` makes one"
-        )
-    if ID in there and (place.fetched or {}).get(ID) != there[ID]:
-        theirs, mine = place.remote.read(ID) or b"", place.folder / ID
-        if not mine.is_file() or mine.read_bytes() != theirs:
-            _set_aside(place)
-            place.folder.mkdir(parents=True)
-            mine.write_bytes(theirs)
-    before = place.fetched or {}
-    wanted = [(name, place.folder / name) for name in TRUTH if name in there and before.get(name) != there[name]]
-    wanted += [(name, path) for name, path in _segments(place, there) if not path.is_file()]
-    ranks = [name for name in there if RANKS.fullmatch(name) and before.get(name) != there[name]]
-    wanted += [(name, place.folder / name) for name in ranks if not (place.folder / name).is_file()]
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda job: place.remote.get(*job), wanted))
-    if lease.NAME not in there:
-        (place.folder / lease.NAME).unlink(missing_ok=True)
-    elif TRUTH[1] in there and not place.drives and before.get(lease.NAME) != there[lease.NAME]:
-        lease.fetch(place.remote, place.folder)
-    place.fetched = there
-
-
-def _segments(place: _Place, there: dict[str, Object]) -> Iterator[tuple[str, Path]]:
-    """Ledger objects that are not part of a file that was written here."""
-    here = {path.name: path.stat().st_size for path in (place.folder / "ledger").glob("*.jsonl")}
-    for name, found in there.items():
-        base = name.removeprefix("ledger/")
-        match = SEGMENT.fullmatch(base)
-        if base != name and match and here.get(f"{match[1]}.jsonl", 0) < int(match[2]) + found.size:
-            yield name, place.folder / "ledger" / base
-
-
-def _newer(place: _Place, wanted: str, there: Object | None) -> None:
-    path = place.folder / wanted
-    if there is not None and (not path.is_file() or path.stat().st_mtime < there.time):
-        place.remote.get(wanted, path, time=there.time)
-
-
-def _send_left_behind(place: _Place) -> None:
-    there: dict[str, int] = {}
-    for found, what in place.remote.listing("ledger").items():
-        if match := SEGMENT.fullmatch(found.removeprefix("ledger/")):
-            writer = f"{match[1]}.jsonl"
-            there[writer] = max(there.get(writer, 0), int(match[2]) + what.size)
-    mine = results.own_files(place.folder)  # the outbox has these
-    for path in sorted((place.folder / "ledger").glob("*.jsonl")):
-        if path in mine or SEGMENT.fullmatch(path.name):
-            continue
-        first = there.get(path.name, 0)
-        if lines := whole_lines(path, first):
-            place.remote.put(segment(path.name, first), lines)
-
-
-def _sweep(place: _Place) -> None:
-    """Delete the checkpoints of trials that have ended: their process was lost between saying so and deleting them."""
-    found = {m[1]: m[0] for m in map(CHECKPOINT.fullmatch, place.remote.listing("checkpoints")) if m}
-    if found:
-        trials = results.trials_of(place.folder)
-        for trial in found:
-            if trials.get(trial, {}).get("status") in results.FINISHED:
-                place.remote.delete(found[trial])
-
-
-def _close(place: _Place, seconds: float) -> bool:
-    assert place.outbox is not None
-    arrived = place.outbox.close(seconds)
-    place.outbox = None
-    return arrived

@@ -82,7 +82,7 @@ def test_nodes_without_the_study_folder_are_refused_and_a_bucket_needs_none(tmp_
                 here = {
                     p.name.split("-")[-2]
                     for p in (driver_side / "ledger").glob("*.jsonl")
-                    if not storage.SEGMENT.fullmatch(p.name)
+                    if not storage.place.SEGMENT.fullmatch(p.name)
                 }
                 assert pids - here, "the other machine has written too"
 
