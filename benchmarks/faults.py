@@ -199,18 +199,11 @@ def worker_killed(fault: str, case_of: partial[Case]) -> Cost:
     case = case_of(words=("resources.workers=2",))
     process = case.start("search")
     trial = case.middle(process)
-    workers = [pid for pid in own_ray.descendants(process.pid) if b"RayTrainWorker" in command(pid)]
+    workers = [pid for pid in own_ray.descendants(process.pid) if b"RayTrainWorker" in own_ray.command(pid)]
     (other,) = set(workers) - {case.trainer(trial)}
     blow = case.strike(trial, other)
     case.finish(process)
     return case.cost(fault, blow)
-
-
-def command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
 
 
 def driver_killed(fault: str, case_of: partial[Case]) -> Cost:

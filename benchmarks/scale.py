@@ -139,11 +139,10 @@ def cpu_seconds() -> float:
 
 def actors_mb() -> Iterator[float]:
     """The memory of each process that leads trials, of what it shares with others its part."""
-    for pid in own_ray.descendants(os.getpid()):
-        with contextlib.suppress(OSError, StopIteration):
-            if b"Actor" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-                yield next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1000
+    for pid in own_ray.trial_processes(os.getpid()):
+        with contextlib.suppress(OSError):
+            lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+            yield next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1000
 
 
 def run(study_dir: Path, *, trials: int, cpus: int, concurrent: int, strategy: str, wait: float) -> tuple[Meter, float]:

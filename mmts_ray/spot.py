@@ -4,7 +4,7 @@
     python -m mmts_ray.spot --now 25              from a pod's preStop hook: drain at once, 25 s are left
 
 Nothing in Ray listens to the notice. A node that is reclaimed without a drain is a crash: it is charged to a trial's
-retries. A drained one is a preemption: nothing new is placed on it, and its trials go on elsewhere from their checkpoints.
+retries. A drained one is a preemption: nothing new is placed on it, its trials go on elsewhere from their checkpoints.
 """
 
 import argparse

@@ -86,6 +86,20 @@ def descendants(root: int) -> list[int]:
     return found[1:]
 
 
+def command(pid: int) -> bytes:
+    """The words of a process, nothing when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def trial_processes(driver: int) -> list[int]:
+    """Below a driver, the processes that lead trials; what they are called depends on what they do at this moment."""
+    names = (b"ray::ResourceTrainable", b"ray::TrialActor", b"ray::WaitingActor", b"ray::WorkersActor")
+    return [pid for pid in descendants(driver) if command(pid).startswith(names)]
+
+
 class Head(Node):
     """A head with a dashboard; `port` is the cluster's, `url` the dashboard's."""
 

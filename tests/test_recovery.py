@@ -122,10 +122,7 @@ def test_each_worker_of_a_group_is_killed_and_trials_end_as_the_scheduler_wants(
 
 def train_workers(driver):
     """The processes below a driver that Ray Train has started to train."""
-    for pid in own_ray.descendants(driver):
-        with contextlib.suppress(OSError):
-            if b"RayTrainWorker" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                yield pid
+    return [pid for pid in own_ray.descendants(driver) if b"RayTrainWorker" in own_ray.command(pid)]
 
 
 def test_a_trial_that_ray_kills_for_memory_is_infeasible_and_not_tried_for_ever(folder):

@@ -79,3 +79,23 @@ def test_one_worker_gives_the_same_numbers_through_train_and_through_the_warm_ac
         assert scores[0] == pytest.approx(scores[1], rel=1e-6, abs=1e-6)
     assert theirs["status"] == "done"
     ledger.close()
+
+
+@pytest.mark.parametrize("strategy", ["hyperband", "bohb", "pbt"])
+def test_trials_of_two_workers_are_paused_and_go_on_and_the_best_are_copied(strategy, local_ray, tmp_path):
+    spread = {"train.lr": {"loguniform": [1e-4, 1.0]}, "train.weight_decay": {"uniform": [0, 1]}}
+    space = {**SPACE, "strategy": strategy, "search": spread, "baseline": [], "resources": {"workers": 2}}
+    # saved by nobody but the scheduler, when it makes a trial pause or copies one
+    study = space_file.parse({**space, "fixed": {**FIXED, "train.epochs": 4}, "checkpoint_seconds": 1000})
+    run(study, tmp_path / "s")
+    trials = {t["trial"]: t for t in check_ledger(tmp_path / "s")}
+    _, steps, duplicates = results.fold(results.records(tmp_path / "s"))
+    assert duplicates == 0, "after a pause nothing is trained again"
+    assert {t["status"] for t in trials.values()} == {"done", "stopped"}
+    copies = [t for t in trials.values() if "derived.parent" in t]
+    assert bool(copies) == (strategy == "pbt")
+    begins = {t["trial"]: t["derived.parent_epoch"] for t in copies}
+    for name, trial in trials.items():
+        epochs = sorted(s["epoch"] for s in steps if s["trial"] == name)
+        assert epochs == list(range(begins.get(name, 0) + 1, trial["epoch"] + 1))
+        assert (trial["epoch"] == 4) == (trial["status"] == "done")

@@ -1,9 +1,11 @@
 """What Tune does not tell of a trial: that it waits, that it has gone silent, and of what it died."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("ray")
-from mmts_ray.search.watch import Silence, cause_of_death, waiting_reason
+from mmts_ray.search.watch import Silence, Watch, cause_of_death, waiting_reason
 from mmts_ray.study import Resources
 
 
@@ -102,3 +104,28 @@ def test_trials_that_have_their_place_are_starting_not_waiting():
     need = Resources()
     assert waiting_reason(2, 2, need, {"CPU": 2}, {"CPU": 0}, {}) == "2 trials starting"
     assert waiting_reason(1, 3, need, {"CPU": 2}, {}, {}) == "1 trial waiting for 1 CPU each; 0 of 2 CPU free"
+
+
+@pytest.mark.ray
+def test_a_group_whose_workers_have_no_room_yet_waits_although_tune_says_that_it_runs(local_ray, monkeypatch):
+    from ray.tune.experiment import Trial
+
+    from mmts_ray.trial import pulse
+
+    told = SimpleNamespace(live={"id": SimpleNamespace(trial="t0000")}, progress=SimpleNamespace(), why=None)
+    told.progress.waiting, said = lambda reason: said.append(reason), []
+    told.progress.resources = lambda used, total: None
+    watch = Watch("run", told, Resources(workers=2), stall_seconds=1000)
+    monkeypatch.setattr("mmts_ray.search.watch.SHOWN_AFTER", 0.0)
+    driver = SimpleNamespace(trial_id="id", status=Trial.RUNNING)
+
+    def look():
+        watch.next_look = 0.0
+        watch.on_step_end(0, [driver])
+        return said[-1]
+
+    assert look() == "1 trial waiting for 2 CPU each; 2 of 2 CPU free"
+    pulse.Pulse("run", "t0000", every=0).beat(0, 1)  # its first worker trains
+    assert look() == ""
+    pulse.forget("run", "t0000")  # as after a death
+    assert look().startswith("1 trial waiting")
