@@ -39,21 +39,22 @@ def test_hours_and_device_hours_are_those_of_the_ledger_kills_included(tmp_path)
 
 
 @pytest.mark.ray
-def test_a_spent_budget_ends_the_search_over_resumes_until_it_is_raised(local_ray, tmp_path):
-    space = {**SPACE, "trials": 5, "resources": {"concurrent": 1}, "budget": {"device_hours": 1e-6}}
+@pytest.mark.parametrize(("kind", "other"), [("device_hours", "hours"), ("hours", "device_hours")])
+def test_a_spent_budget_ends_the_search_over_resumes_until_it_is_raised(kind, other, local_ray, tmp_path):
+    space = {**SPACE, "trials": 5, "resources": {"concurrent": 1}, "budget": {kind: 1e-6}}
     study = space_file.parse(space)
     heard = run(study, tmp_path / "s")
     assert len(heard.ended) == 1, "the first begins with nothing spent, and is finished"
-    assert any(line.startswith("budget.device_hours: ") for line in heard.said)
+    assert any(line.startswith(f"budget.{kind}: ") for line in heard.said)
     again = run(study, tmp_path / "s")
     assert again.ended == []
-    assert any(line.startswith("budget.device_hours: ") for line in again.said)
-    more = folder.extended(study, device_hours=1.0)
-    assert more.budget_device_hours == pytest.approx(1.0 + 1e-6)
+    assert any(line.startswith(f"budget.{kind}: ") for line in again.said)
+    more = folder.extended(study, **{kind: 1.0})
+    assert getattr(more, f"budget_{kind}") == pytest.approx(1.0 + 1e-6)
     assert len(run(more, tmp_path / "s").ended) == 5 + 2 - 1
     check_ledger(tmp_path / "s")
-    with pytest.raises(ValueError, match=r"budget\.hours: the study has no such budget"):
-        folder.extended(study, hours=1.0)
+    with pytest.raises(ValueError, match=rf"budget\.{other}: the study has no such budget"):
+        folder.extended(study, **{other: 1.0})
 
 
 @pytest.mark.ray

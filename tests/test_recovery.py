@@ -239,3 +239,7 @@ def test_a_trial_outlives_its_nodes_twice_without_notice_and_twice_with(tmp_path
     (trial,) = results.trials_of(study).values()
     assert (trial["status"], trial["starts"]) == ("running", 5)
     assert reached == sorted(reached), "it never began again from the start"
+    token = env["RAY_AUTH_TOKEN"].encode()
+    written = [folder / "search.log", *(path for path in study.rglob("*") if path.is_file())]
+    assert len(written) > 10
+    assert not [path for path in written if token in path.read_bytes()], "the cluster's token is in a file"
