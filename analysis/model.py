@@ -198,7 +198,7 @@ class Model:
                 folded.append((name, first["trial"], group["score"].mean(), len(group), kinds, group["drawn"].any(),
                                first["u"], first["active"]))  # fmt: skip
         columns = ["key", "trial", "score", "seeds", "kinds", "drawn", "u", "active"]
-        frame = pd.DataFrame(folded, columns=columns)
+        frame = pd.DataFrame(folded, columns=columns).astype({"drawn": bool})  # an empty one would pick columns by it
         away = table.loc[: len(runs) - 1].loc[~inside[: len(runs)], "key"].nunique() if len(runs) else 0
         return _subset(frame), u[len(runs) :][inside[len(runs) :]], int(away)
 

@@ -95,6 +95,37 @@ def curves(frame: pd.DataFrame, *, metric: str, default: float, limits: tuple[fl
 
 
 @mpl.rc_context(RC)
+def profile(frame: pd.DataFrame, *, x_label: str, y_label: str, mark: float) -> Figure:
+    """Shares of runs by threshold as steps with bands, one a name; the mark dashed.
+
+    frame: name, threshold, share, lo, hi.
+    """
+    names = list(dict.fromkeys(frame["name"]))
+    figure, ax = _axes((FULL[0], FULL[1] + 0.15 * len(names)), top=18 + 11 * len(names), left=33, right=12)
+    ax.set_xlim(frame["threshold"].min(), frame["threshold"].max())
+    ax.set_ylim(-2, 102)
+    for place, (name, role, dash) in enumerate(
+        zip(names, ("win", "second", "third"), ("-", (0, (5, 1.6)), (0, (2, 1.2))))
+    ):
+        own = frame[frame["name"] == name]
+        ax.fill_between(own["threshold"], 100 * own["lo"], 100 * own["hi"], step="mid", color=INK[role], alpha=0.16,
+                        linewidth=0)  # fmt: skip
+        ax.plot(
+            own["threshold"], 100 * own["share"], color=INK[role], linewidth=1.3, linestyle=dash, drawstyle="steps-mid"
+        )
+        up = 7 + 11 * (len(names) - place)
+        ax.annotate(name, (0, 1), xycoords="axes fraction", xytext=(0, up), textcoords="offset points", color=INK[role])
+    ax.axvline(mark, color=INK["ink"], linewidth=0.9, linestyle=(0, (2.2, 1.6)))
+    ax.set_yticks([0, 25, 50, 75, 100])
+    ax.xaxis.set_major_locator(MaxNLocator(5))
+    digits = _tick_digits(list(ax.get_xticks()))
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:.{digits}f}")
+    ax.set_xlabel(x_label, labelpad=3)
+    _y_title(ax, y_label)
+    return figure
+
+
+@mpl.rc_context(RC)
 def rungs(frame: pd.DataFrame, *, metric: str, epoch: int) -> Figure:
     """Score at a rung against the final one, filled where the rung would keep the run. frame: rung, final, kept."""
     figure, ax = _axes(FULL, top=18, left=33, right=12)

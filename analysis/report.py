@@ -44,9 +44,10 @@ def write_and_summarise(study_dir: str | Path, out: str | Path | None = None) ->
 def summary(study_dir: str | Path) -> dict[str, Any]:
     """What the command line says at the end of a study.
 
-    Keys: study, feasible, reason (why not feasible), case, sentence (the verdict), command (what to run next, or
-    None), metric, direction, best {label, trial, source, config_hash, n, params}, scores {winner, runner_up, default:
-    {label, mean, lo, hi, n, text} or None}, difference {mean, lo, hi, n, paired, established} or None, warnings [text].
+    Keys: study, feasible, reason (why not feasible), case, any_setting (whether any searched setting will do), sentence
+    (the verdict), command (what to run next, or None), metric, direction, best {label, trial, source, config_hash, n,
+    params}, scores {winner, runner_up, default: {label, mean, lo, hi, n, text} or None}, difference {mean, lo, hi, n,
+    paired, established} or None, warnings [text].
     `params` holds the searched parameters that apply to the best configuration.
     """
     study = load(study_dir)
@@ -70,6 +71,7 @@ def _summary(study: Study, findings: Mapping[str, Finding]) -> dict[str, Any]:
         "feasible": not study.finished.empty,
         "reason": _reason(study),
         "case": finding.numbers["case"],
+        "any_setting": bool(finding.numbers["any_setting"]),
         "sentence": plain(finding.title),
         "command": finding.refusal.command if finding.refusal else None,
         "metric": study.reported.key,
@@ -87,7 +89,8 @@ def text(found: Mapping[str, Any]) -> str:
     best = found["best"]
     if best:
         values = ", ".join(f"{path}={setting(value)}" for path, value in best["params"].items())
-        lines.append(f"best: {best['label']} ({values})" if values else f"best: {best['label']}")
+        word = "best, by chance" if found["any_setting"] else "best"
+        lines.append(f"{word}: {best['label']} ({values})" if values else f"{word}: {best['label']}")
     for key, name in (("winner", "best"), ("default", "default")):
         got = found["scores"][key]
         if got and got["n"]:

@@ -93,7 +93,7 @@ def points(metric: Metric) -> str:
 
 def digits_of(interval: Interval, metric: Metric) -> int:
     half = interval.half * metric.scale
-    if math.isfinite(half) and half > 0:
+    if math.isfinite(half) and half > 1e-9 * abs(interval.mean * metric.scale):  # less is rounding
         return decimals(2 * half / 3.92)
     return 1 if metric.share else 3
 

@@ -3,6 +3,8 @@
     python tests/rates.py importance --sampler tpe --n 100 --sweeps 100
     python tests/rates.py plateau --sampler random --n 200 --rings 5 --sweeps 100
     python tests/rates.py bounds | interactions | variance
+    python tests/rates.py profiles --sets 5 --seeds 3
+    python tests/rates.py flat --n 100 --shape ramp --lost 1.25
 
 Sweep r of a run uses seed `--first` + r; the pipeline is the product's: `confirm` reruns the best three and the default
 on five fresh seeds, the best fresh mean wins, rings are +-10 % and +-25 % of the range around the winner.
@@ -10,10 +12,12 @@ on five fresh seeds, the best fresh mean wins, rings are +-10 % and +-25 % of th
 
 import argparse
 import time
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 from mmts_ray.analysis import statistics as st
+from scipy.stats import norm
 from simulator import NAMES, Truth, random_sweep, tpe_sweep
 
 FIRST = 770_000
@@ -141,7 +145,86 @@ def variance(rows, seeds, correlation, sweep, between=0.012, sd=0.012):
     return [{"rows": rows, "seeds": seeds, "correlation": correlation, **found}]
 
 
+SHAPES = {
+    "nothing": lambda u: np.zeros(len(u)),
+    "ramp": lambda u: u[:, 0],
+    "peak": lambda u: np.exp(-(((u[:, 0] - 0.6) / 0.3) ** 2)),
+    "product": lambda u: (u[:, 0] - 0.5) * (u[:, 1] - 0.5),
+    "two ramps": lambda u: u[:, 0] + u[:, 1],
+    "six ramps": lambda u: u.sum(1),
+    "one in ten": lambda u: -(u[:, 0] > 0.9).astype(float),
+}
+
+
+@lru_cache
+def ends_of(shape):
+    """(mean, best, all but the worst twentieth) of a shape over the cube."""
+    values = SHAPES[shape](np.random.default_rng(0).random((200_000, len(NAMES))))
+    return values.mean(), values.max(), np.quantile(values, 0.05)
+
+
+def flat(shape, lost, n, seed, seeds=5, correlation=0.5, uneven=0.0, sd=0.012, evidence=True):
+    """One row: is it said that any setting will do, and do 19 of 20 settings lose more than 1.25 seed sd?
+
+    `lost` seed sd lie between the best of the space and all but the worst twentieth. Search runs share a seed, the
+    default and the best three have `seeds` others; `correlation` is that of two settings on one seed, `uneven` how
+    far the noise changes along the last parameter.
+    """
+    rng = np.random.default_rng([seed, n])
+    _, best, most = ends_of(shape)
+    height = (lambda u: lost * sd * SHAPES[shape](u) / (best - most)) if shape != "nothing" else SHAPES[shape]
+    noise = lambda u: sd * (1 + uneven * (2 * u[:, -1] - 1))  # noqa: E731
+
+    def run(u, common):
+        own = np.sqrt(correlation) * common + np.sqrt(1 - correlation) * rng.standard_normal(len(u))
+        return np.round(347 * (0.4 + height(u) + noise(u) * own)) / 347
+
+    u = rng.random((n, len(NAMES)))
+    y = run(u, rng.standard_normal())
+    arms = np.vstack([DEFAULT, u[np.argsort(-y, kind="stable")[:3]]])
+    block = np.stack([run(arms, rng.standard_normal()) for _ in range(seeds)], axis=1)
+    spread, _ = st.pooled_sd(list(block))
+    used = np.ones((n, len(NAMES)), dtype=bool)
+    found = st.flatness(u, y, NUMBERS, used, st.residual(block), np.random.default_rng([seed, 5]))
+    told, level = height(u), max(block[1:].mean(1))
+    delta = max(1.25 * spread, 0.01 * level, spread / np.sqrt(seeds))
+    row = {"seed": seed, "said": found.within(delta), "holm": 1.0}
+    true = told.max() - np.quantile(told, 0.05)
+    row |= {"wrong": true > 1.25 * sd, "most": found.most.hi / sd, "true": true / sd, "covered": true <= found.most.hi}
+    if evidence and row["said"]:
+        full, stream = fitted(u, y, np.ones(n)), np.random.default_rng([seed, 1])
+        tests = [st.randomisation_test(full, j, used[:, j], stream).p for j in range(len(NAMES))]
+        row["holm"] = st.holm(np.array(tests)).min()
+    return [{**row, "said": bool(row["said"] and row["holm"] > 0.05)}]
+
+
+def profiles(sets, seeds, seed, correlation=0.3, sd=0.012):
+    """One row per arm and threshold: does the band of a profile over so many data sets hold the true share?"""
+    rng, thresholds = np.random.default_rng([seed, 6]), np.linspace(0.85, 1.1, 26)
+    tuned = np.linspace(0.3, 0.6, sets)
+    means = {"tuned": tuned, "default": tuned - np.linspace(0, 0.05, sets)}
+    blocks = []
+    for m in range(sets):
+        common = np.sqrt(correlation) * rng.standard_normal(seeds)
+        blocks.append({arm: mean[m] + sd * (common + np.sqrt(1 - correlation) * rng.standard_normal(seeds))
+                       for arm, mean in means.items()})  # fmt: skip
+    found = st.profiles(blocks, "tuned", thresholds, rng)
+    rows = []
+    for arm, mean in means.items():
+        truth = np.mean(1 - norm.cdf((thresholds[:, None] * tuned - mean) / sd), axis=1)
+        own = found[arm]
+        rows += [{"arm": arm, "middle": 0.1 < t < 0.9, "covered": lo <= t <= hi}
+                 for t, lo, hi in zip(truth, own.lo, own.hi)]  # fmt: skip
+    return rows
+
+
 def summary(name, frame):
+    if name == "profiles":
+        return frame.groupby(["arm", "middle"])["covered"].mean().round(3)
+    if name == "flat":
+        return frame.assign(falsely=frame["said"] & frame["wrong"])[
+            ["said", "wrong", "falsely", "covered", "most", "true"]
+        ].mean()
     if name == "variance":
         return frame.groupby(["rows", "seeds", "correlation"]).mean().round(3)
     if name == "importance":
@@ -164,13 +247,21 @@ def summary(name, frame):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("importance", "plateau", "bounds", "interactions", "variance"))
+    parser.add_argument(
+        "what", choices=("importance", "plateau", "bounds", "interactions", "variance", "flat", "profiles")
+    )
     parser.add_argument("--sampler", choices=("random", "tpe"), default="random")
     parser.add_argument("--n", type=int, default=100)
     parser.add_argument("--sweeps", type=int, default=50)
     parser.add_argument("--first", type=int, default=FIRST)
     parser.add_argument("--rings", type=int, default=0, help="seeds per ring setting")
     parser.add_argument("--delta", type=float, help="a known delta; without it 1.25 estimated seed sd")
+    parser.add_argument("--shape", choices=SHAPES, default="nothing")
+    parser.add_argument("--lost", type=float, default=1.25, help="seed sd from the best to all but the worst twentieth")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--sets", type=int, default=5, help="data sets of a profile")
+    parser.add_argument("--correlation", type=float, default=0.5)
+    parser.add_argument("--uneven", type=float, default=0.0)
     parser.add_argument("--smooth", action="store_true", help="Matern-5/2 for the plateau")
     for key, value in Truth().__dict__.items():
         parser.add_argument(f"--{key}", type=type(value), default=value)
@@ -182,6 +273,11 @@ if __name__ == "__main__":
         if given.what == "variance":
             for block in ((5, 3), (10, 5), (20, 5)):
                 rows += [row for rho in (0.0, 0.5) for row in variance(*block, rho, given.first + r)]
+        elif given.what == "profiles":
+            rows += profiles(given.sets, given.seeds, given.first + r)
+        elif given.what == "flat":
+            how = {"seeds": given.seeds, "correlation": given.correlation, "uneven": given.uneven}
+            rows += flat(given.shape, given.lost, given.n, given.first + r, **how)
         else:
             rows += globals()[given.what](truth, given.sampler, given.n, given.first + r, **extra)
     print(vars(given))

@@ -1,26 +1,10 @@
-"""Panels that show runs as they are: the modality gap, luck, the history, the ledger."""
-
-import math
+"""Panels that show runs as they are: luck, the history, the ledger."""
 
 import pytest
-from ledger_maker import SPACE, Maker, arms, meta_of, synthetic, write_study
+from ledger_maker import synthetic
 from mmts_ray.analysis import tables
-from mmts_ray.analysis.panels import fresh, gap, history, ledger, verdict
-from sweeps import BASE, VAL
-
-
-def test_gap_reads_the_sign_of_the_link(tmp_path):
-    maker = Maker("s")
-    for number in range(30):
-        distance = 0.2 + 0.02 * number + 0.01 * math.sin(number)
-        metrics = {VAL: 0.3 + 0.001 * number, "val_modality_distance": distance}
-        maker.run(f"t{number:04d}", "search", {"train.lr": 1e-3 * (1 + number)}, metrics)
-    study = tables.load(write_study(tmp_path / "s", maker.rows, meta_of("s", space=SPACE[:1], baselines=[])))
-    found = gap.gap(study)
-    assert found.title == "A larger modality distance goes with higher image-to-text R@1 among the trials"
-    assert found.numbers["rank_correlation"]["lo"] > 0.9
-    few = tables.load(arms(tmp_path / "t", {"paper": BASE}))
-    assert "report val_modality_distance; 0 do" in gap.gap(few).refusal.needs
+from mmts_ray.analysis.panels import fresh, history, ledger, verdict
+from sweeps import VAL
 
 
 def test_luck_is_the_search_score_minus_the_fresh_mean(tmp_path):

@@ -138,6 +138,17 @@ def test_the_matrix_has_a_gap_where_nothing_ran_and_the_plan_that_fills_it_is_wr
     assert "not run" in path.read_text()
 
 
+def test_the_diagonal_of_the_matrix_is_the_settings_own_data(tmp_path):
+    several = studies.read(carried_over(tmp_path))
+    drawn = str(transfer.draw(several, transfer.transfer(several)))
+    rows = re.findall(r"<tr>\s*<th scope=\"row\">(\w+)</th>(.*?)</tr>", drawn, re.DOTALL)
+    cells = {name: re.findall(r"<td[^>]*><span>(.*?)</span></td>", body) for name, body in rows}
+    for place, name in enumerate(several.labels):
+        own = ["its own" in cell for cell in cells[name]]
+        assert own == [k == place for k in range(len(own))]
+    assert "not run" not in drawn
+
+
 def test_nothing_carried_is_refused_with_commands_that_run_it(tmp_path):
     folders = [study(tmp_path / "a", 0.02, key="k1"), study(tmp_path / "b", 0.05, key="k2")]
     text = folders[1] / "ledger" / "writer-1.jsonl"

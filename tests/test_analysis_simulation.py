@@ -114,6 +114,20 @@ def test_interactions_are_found_and_not_invented(c):
         assert found["found"].mean() >= (0.85 if c < 0.2 else 0.99)
 
 
+@pytest.mark.parametrize("n", [50, 100])
+def test_any_setting_will_do_is_seldom_said_where_one_in_twenty_loses_more_than_delta(n):
+    said = pd.concat([rows(rates.flat, 40, *case, n) for case in (("ramp", 1.5), ("product", 2.0), ("six ramps", 2.0))])
+    wrong = said[said["wrong"]]
+    assert len(wrong) >= 80
+    assert no_more_often(wrong["said"].sum(), len(wrong), 0.05)
+    assert no_more_often((~said["covered"]).sum(), len(said), 0.05)
+
+
+def test_any_setting_will_do_is_said_where_nothing_matters():
+    assert rows(rates.flat, 30, "nothing", 0.0, 100)["said"].mean() >= 0.25
+    assert rows(rates.flat, 30, "nothing", 0.0, 200)["said"].mean() >= 0.55
+
+
 def test_ties_and_failures_leave_the_band_conservative():
     truth, rng, n, sweeps, covered = Truth(), np.random.default_rng(FIRST), 50, 400, 0
     _, many = random_sweep(truth, 400_000, rng)

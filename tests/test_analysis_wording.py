@@ -32,6 +32,12 @@ def test_scores_show_the_same_decimals_for_value_and_ends():
     assert plain(wording.score(Interval(math.nan, math.nan, math.nan, 0), RECALL)) == "no run"
 
 
+def test_rounding_is_no_standard_error():
+    same = Interval(0.1, 0.1 - 1e-17, 0.1 + 2e-17, 5)
+    assert plain(wording.change(same, RECALL)) == "+10.0 [+10.0, +10.0]"
+    assert plain(wording.score(same, LOSS)) == "0.100 [0.100, 0.100]"
+
+
 def test_changes_are_signed_with_a_true_minus():
     assert plain(wording.change(Interval(-0.019, -0.027, -0.011, 5), RECALL)) == "\u22121.9 [\u22122.7, \u22121.1]"
     assert plain(wording.change(Interval(0.004, -0.003, 0.011, 5), RECALL)) == "+0.4 [\u22120.3, +1.1]"

@@ -12,6 +12,7 @@ from . import (
     curves,
     data,
     fidelity,
+    flat,
     fresh,
     gap,
     groups,
@@ -41,6 +42,7 @@ PANELS: dict[str, dict[str, Panel]] = {
     },
     "How sensitive is it?": {
         "curves": Panel(curves.NAME, curves.curves, curves.draw),
+        "flat": Panel(flat.NAME, flat.flat, flat.draw),
         "isolation": Panel("Isolation", isolation.isolation, isolation.draw, open=True),
         "bounds": Panel("Bounds", bounds.bounds, bounds.draw),
         "importance": Panel("Importance", importance.importance, importance.draw),
@@ -53,7 +55,7 @@ PANELS: dict[str, dict[str, Panel]] = {
     "What does it cost?": {
         "groups": Panel(groups.NAME, groups.groups, groups.draw, open=True),
         "tradeoffs": Panel(tradeoffs.NAME, tradeoffs.tradeoffs, tradeoffs.draw, open=True),
-        "gap": Panel("Modality gap", gap.gap, gap.draw),
+        "gap": Panel(gap.NAME, gap.gap, gap.draw),
         "metrics": Panel("All metrics", metrics.metrics, metrics.draw),
     },
     "What happened in training?": {

@@ -11,6 +11,7 @@ from ..finding import SEVERITIES, Exact, Finding
 from ..page import Column, notes, table
 from ..tables import Study, default_value
 from ..wording import count, full, in_words, listing, plain, setting
+from . import flat
 
 NOT_MEASURED = {"evidence": "importance", "gain": "gain per parameter", "safe_range": "safe range"}
 SHOWN = 7  # warnings before the rest is folded
@@ -91,7 +92,7 @@ def settings(study: Study, findings: Mapping[str, Finding]) -> Finding:
         title="What should I set?",
         used=f"winner {winner.label}" if winner else f"best of the search, {trial}" if trial else "no finished trial",
         frames={"parameters": frame},
-        numbers={"trial": trial, "config": Exact(sorted(config.items()))},
+        numbers={"trial": trial, "config": Exact(sorted(config.items())), "any": bool(verdict.numbers["any_setting"])},
         sentences=(_lead(study, verdict, winner is not None, trial),),
         settings=tuple(added),
     )
@@ -106,7 +107,7 @@ def draw_settings(study: Study, finding: Finding, name: str = "settings") -> Mar
         Column(
             "name", "Parameter", lambda row: Markup('<span title="{}">{}</span>').format(row["doc"], row["name"]), False
         ),
-        Column("set_to", "Set to", lambda row: Markup("<b>{}</b>").format(row["set_to_text"])),
+        Column("set_to", "Set to", _any if finding.numbers["any"] else lambda row: _bold(row["set_to_text"])),
         Column("default", "Default", lambda row: row["default_text"]),
     ]
     for added in finding.settings:
@@ -123,6 +124,17 @@ def draw_settings(study: Study, finding: Finding, name: str = "settings") -> Mar
     return Markup("{}{}{}").format(legend, drawn, notes(small))
 
 
+def _bold(text: str) -> Markup:
+    return Markup("<b>{}</b>").format(text)
+
+
+def _any(row: Mapping[str, Any]) -> Markup:
+    """Where any setting will do: not the value, but that it ran."""
+    if row["set_to"] is None:
+        return _bold(row["set_to_text"])
+    return Markup('<b>any</b> <span class="ci">ran at {}</span>').format(row["set_to_text"])
+
+
 def _cell(cells: Mapping[str, Markup | str]) -> Any:
     return lambda row: cells.get(row["path"], "not measured")
 
@@ -134,6 +146,11 @@ def _lead(study: Study, verdict: Finding, confirmed: bool, trial: str | None) ->
     if case == "refused":
         who = "the best setting with fresh seeds" if confirmed else f"the best trial of the search, {study.behind}"
         return Markup("Provisional: these are the values of {}, {}.").format(who, trial)
+    if case == "any setting":
+        text = "Any of the searched values will do: {}. Nothing needs to be set; these values are of {}, one of many."
+        return Markup(text).format(flat.claim(study), trial)
+    if case == "established" and verdict.numbers["any_setting"]:
+        return Markup("The searched settings beat the default, and any of them will do: {}.").format(flat.claim(study))
     if case == "established" or case == "alone":
         return Markup("These are the winner's values.")
     if case == "worse":

@@ -14,6 +14,7 @@ from ..page import Axis, Column, bar, notes, table
 from ..statistics import LEVEL, PERMUTATIONS, Interval
 from ..tables import Metric, Study
 from ..wording import change, count, fixed, listing, number, points, significant
+from . import flat
 
 LEVEL_OF_TEST = round(1 - LEVEL, 10)
 STRONG, SOME, NONE = "evidence", "weak evidence", "no evidence"
@@ -27,6 +28,7 @@ def importance(study: Study) -> Finding:
     if refused is not None:
         return Finding("Importance", count(len(model.frame), "configuration"), refusal=refused)
     metric, sized = study.objective, model.quality >= WEAK
+    any_setting = bool(flat.flat(study).numbers.get("any"))
     rows = [_row(model, place, sized) for place in range(len(model.parameters))]
     frame = pd.DataFrame(rows)
     proven = [study.named(row["path"]) for row in rows if row["grade"] == STRONG]
@@ -43,9 +45,10 @@ def importance(study: Study) -> Finding:
         sentences=tuple(_sentences(model, metric, sized)),
         checks=(
             check(
-                "the model predicts left-out configurations", "limits", not sized,
+                "the model predicts left-out configurations", "record" if any_setting else "limits", not sized,
                 "The model predicts left-out configurations poorly: rank correlation {fit}.",
-                "Below {weak}: no sizes are given, and model-based widths and bounds are not drawn.",
+                "Where any setting will do there is nothing to predict." if any_setting
+                else "Below {weak}: no sizes are given, and model-based widths and bounds are not drawn.",
                 fit=fixed(model.quality, 2), weak=WEAK, size=1 - model.quality,
             ),
         ),

@@ -23,6 +23,7 @@ from ..wording import (
     single,
     unit,
 )
+from . import flat
 
 if TYPE_CHECKING:
     from .verdict import Facts
@@ -33,6 +34,8 @@ def title(facts: "Facts") -> Markup:
     winner, metric, level, gain = facts.chosen.winner, facts.metric, facts.level, facts.gain
     if facts.case == "refused" or winner is None:
         return _refused(facts)
+    if facts.case == "any setting":
+        return Markup("Any setting will do: {}.").format(flat.claim(facts.study))
     digits = digits_of(level, metric)
     who = Markup("The tuned setting {}" if winner.source == "search" else "The baseline “{}”").format(winner.label)
     reaches = Markup("{} reaches {} {}").format(
@@ -61,6 +64,10 @@ def more(facts: "Facts") -> list[Markup]:
     found: list[Markup] = []
     if facts.case == "refused":
         return found
+    if facts.case == "any setting":
+        return [*_against_default(facts), *flat.support(facts.study), *_queries(facts)]
+    if facts.any_setting:
+        found.append(Markup("Of the searched settings any will do: {}.").format(flat.claim(facts.study)))
     if facts.case == "not established" and gain is not None and gain.sd > 0:
         seeds = seeds_to_resolve(gain.sd, gain.half / 2)
         text = "{} seeds resolve differences of {}{}; to resolve half of that, {} seeds each are needed."
@@ -77,11 +84,25 @@ def more(facts: "Facts") -> list[Markup]:
         if lead.established:
             text = "The difference to the runner-up, {}, is {}."
         found.append(Markup(text).format(facts.chosen.runner_up.label, change(lead, metric, with_unit=True)))
-    if facts.queries:
-        text = "Intervals speak about these {} test images: others would add a standard error of {}{}."
-        error = number(facts.query_error, significant(facts.query_error * metric.scale))
-        found.append(Markup(text).format(number(facts.queries, facts.queries), error, points(metric)))
-    return found
+    return [*found, *_queries(facts)]
+
+
+def _against_default(facts: "Facts") -> list[Markup]:
+    """How the best setting does against the default, where any setting will do."""
+    gain, winner = facts.gain, facts.chosen.winner
+    if gain is None or winner is None:
+        return []
+    text = "The best on fresh seeds, {}, differs from the default by {}, on {} fresh seeds each: not established."
+    return [Markup(text).format(winner.label, change(gain, facts.metric, with_unit=True), gain.n)]
+
+
+def _queries(facts: "Facts") -> list[Markup]:
+    """What other queries would add, where the runs say how many there were."""
+    if not facts.queries:
+        return []
+    text = "Intervals speak about these {} test images: others would add a standard error of {}{}."
+    error = number(facts.query_error, significant(facts.query_error * facts.metric.scale))
+    return [Markup(text).format(number(facts.queries, facts.queries), error, points(facts.metric))]
 
 
 def needs(facts: "Facts") -> Markup:

@@ -15,7 +15,7 @@ from ..page import Axis, bar
 from ..statistics import Difference, Interval, chance_of_better, difference, generator, seeds_to_resolve, t_interval
 from ..tables import COPY, Metric, Study, why_failed
 from ..wording import count, decimals, fixed, listing, score
-from . import importance, plateau, sentence
+from . import flat, importance, plateau, sentence
 
 WIDE = 5  # with fewer seeds the interval is honest but wide
 MOST_BASELINES = 4
@@ -29,11 +29,12 @@ class Facts:
     study: Study
     chosen: Chosen
     metric: Metric
-    case: str  # established, not established, worse, alone (no default), refused
+    case: str  # established, not established, worse, alone (no default), any setting, refused
     level: Interval
     gain: Difference | None
     lead: Difference | None
     better: Interval | None  # probability that a rerun of the winner beats one of the default
+    any_setting: bool  # whether the study shows that any searched setting will do
     queries: int  # behind an image-to-text recall; 0 when unknown
 
     @property
@@ -60,6 +61,7 @@ def verdict(study: Study) -> Finding:
         "chance_of_better": _as_dict(facts.better),
         "resolvable": gain.half if gain else None,
         "seeds_for_half": seeds_to_resolve(gain.sd, gain.half / 2) if gain and gain.sd > 0 else None,
+        "any_setting": facts.any_setting,
         "queries": facts.queries or None,
         "query_error": facts.query_error,
         "axis_digits": decimals(se) if math.isfinite(se) else 1,
@@ -124,6 +126,9 @@ def gather(study: Study) -> Facts:
         case = "not established"
     else:
         case = "established" if metric.better * gain.mean > 0 else "worse"
+    any_setting = case != "refused" and bool(flat.flat(study).numbers.get("any"))
+    if any_setting and case in ("not established", "alone"):
+        case = "any setting"
     seed = study.meta.get("seed")
     rng = generator(seed if isinstance(seed, int) and seed >= 0 else 0, "verdict")
     return Facts(
@@ -135,6 +140,7 @@ def gather(study: Study) -> Facts:
         gain=gain,
         lead=difference(values, _values(chosen.runner_up, metric)),
         better=chance_of_better(gain, metric.better, rng) if gain else None,
+        any_setting=any_setting,
         queries=_queries(chosen.winner, metric),
     )
 
@@ -176,7 +182,7 @@ def _used(facts: Facts) -> str:
 def _sensitivity(facts: Facts) -> list[Markup]:
     """How many parameters matter, and the widest range that one may drift in; nothing where no model is to be had."""
     model = model_of(facts.study)
-    if facts.case == "refused" or importance.lacking(facts.study, model) is not None:
+    if facts.case in ("refused", "any setting") or importance.lacking(facts.study, model) is not None:
         return []
     grades = [adjusted <= importance.LEVEL_OF_TEST for _, adjusted in model.evidence]
     proven = {facts.study.named(p.path) for p, grade in zip(model.parameters, grades) if grade}

@@ -1,5 +1,6 @@
 """Tuned on one data set, scored on another: where the same configuration was run on both."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def transfer(several: Several) -> Finding:
     overall = _sensitivity(several, cells)
     said: list[Markup | str] = [
         "Cells: the setting tuned on the row's data, scored on the column's, minus the setting tuned there; paired by "
-        "seed where seeds are shared. 0: no loss."
+        "seed where seeds are shared. 0: no loss; bold: the interval excludes 0."
     ]
     if overall is not None:
         text = "Sensitivity: tuning on each data set gains {} over the best single setting of all, on these {}."
@@ -83,11 +84,12 @@ def draw(several: Several, finding: Finding) -> Markup:
     def cell(place: int) -> Any:
         def show(row: Any) -> Markup | str:
             got = row[f"on{place}"]
-            if got is None:
-                return Markup('<span class="few">not run</span>')
             if row["tuned_on"] == several.labels[place]:
-                return "its own"
-            return change(Interval(got["loss"], got["lo"], got["hi"], int(got["n"])), metric)
+                return Markup('<span class="heat own">its own</span>')
+            if got is None:
+                return Markup('<span class="heat few">not run</span>')
+            text = change(Interval(got["loss"], got["lo"], got["hi"], int(got["n"])), metric)
+            return Markup("<b>{}</b>").format(text) if got["lo"] > 0 or got["hi"] < 0 else text
 
         return show
 
@@ -128,16 +130,39 @@ def _lacking(several: Several, missing: list[tuple[str, str]]) -> list[Study]:
     return [study for label, study in several.each() if any(b == label for _, b in missing) and winner_config(study)]
 
 
+def single(several: Several, labels: list[str]) -> tuple[str | None, dict[str, pd.Series]]:
+    """(study, its winner's scores on the data of each of these studies) of the setting that loses least on average.
+
+    Of those that ran on the data of all; (None, nothing) without one.
+    """
+    cells, _ = _cells(several)
+    best = _best_single(several, cells, labels)
+    if best is None:
+        return None, {}
+    source = several.studies[several.labels.index(best)]
+    return best, {label: _scores_on(several, source, label) for label in labels}
+
+
+def _scores_on(several: Several, source: Study, label: str) -> pd.Series:
+    target, column = several.studies[several.labels.index(label)], several.metric.column
+    return values(target, winner_config(target), column) if source is target else carried(source, target, column)
+
+
+def _best_single(several: Several, cells: dict[tuple[str, str], Difference], labels: Sequence[str]) -> str | None:
+    """Of the winners that ran on the data of all of these studies, the one that loses least on average."""
+    totals = {}
+    for a in labels:
+        others = [cells.get((a, b)) for b in labels if b != a]
+        if all(d is not None for d in others):
+            totals[a] = sum(several.metric.better * d.mean for d in others if d is not None)
+    return max(totals, key=lambda a: totals[a]) if totals else None
+
+
 def _sensitivity(several: Several, cells: dict[tuple[str, str], Difference]) -> Interval | None:
     """Own tuning minus the best single setting: of the winners run everywhere, the one that loses least on average."""
-    metric, totals = several.metric, {}
-    for a in several.labels:
-        others = [cells.get((a, b)) for b in several.labels if b != a]
-        if all(d is not None for d in others):
-            totals[a] = sum(metric.better * d.mean for d in others if d is not None)
-    if not totals:
+    best = _best_single(several, cells, several.labels)
+    if best is None:
         return None
-    best = max(totals, key=lambda a: totals[a])
     lost = [cells[best, b] for b in several.labels if b != best]
     mean = mean_over_given(lost)
     if mean is None:

@@ -46,7 +46,7 @@ def split(y: np.ndarray, shared: bool) -> Split:
         )
     tail = (1 - LEVEL) / 2
     ms_column = m * float(((columns - grand) ** 2).sum()) / (k - 1)
-    ms_rest = float(((y - rows[:, None] - columns + grand) ** 2).sum()) / ((m - 1) * (k - 1))
+    ms_rest = residual(y)[0] ** 2
     if shared and ms_rest > 0:
         share = _agreement(m, k, ms_row, ms_column, ms_rest, tail)
         configuration, seed = (ms_row - ms_rest) / k, max(0.0, (ms_column - ms_rest) / m)
@@ -72,6 +72,17 @@ def split(y: np.ndarray, shared: bool) -> Split:
         seed / total if total > 0 else 0.0,
         shared,
     )
+
+
+def residual(y: np.ndarray) -> tuple[float, int]:
+    """What a block leaves when its rows and columns are taken out: standard deviation and degrees of freedom.
+
+    Rows are configurations and columns shared seeds: how far two configurations on one seed differ by chance.
+    """
+    m, k = y.shape
+    rest = y - y.mean(1, keepdims=True) - y.mean(0) + y.mean()
+    df = (m - 1) * (k - 1)
+    return math.sqrt(float((rest**2).sum()) / df), df
 
 
 def _agreement(m: int, k: int, ms_row: float, ms_column: float, ms_rest: float, tail: float) -> Interval:
