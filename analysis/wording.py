@@ -86,9 +86,15 @@ def unit(metric: Metric) -> str:
     return f"{NBSP}%" if metric.share else ""
 
 
-def points(metric: Metric) -> str:
-    """Unit of a difference, with its leading space: a change of a percentage is in points."""
-    return " points" if metric.share else ""
+def points(metric: Metric, shown: str = "") -> str:
+    """Unit of a difference, with its leading space: a change of a percentage is in points; `shown` is the number."""
+    return f" point{'' if shown.lstrip(f'+{MINUS}') == '1' else 's'}" if metric.share else ""
+
+
+def amount(value: float, metric: Metric, tag: str = "span") -> Markup:
+    """The size of a difference, two significant digits and its unit: `0.96 points`, `1 point`."""
+    shown = significant(value * metric.scale)
+    return number(value, f"{shown}{points(metric, shown)}", tag)
 
 
 def digits_of(interval: Interval, metric: Metric) -> int:
@@ -121,8 +127,9 @@ def limits(interval: Interval, metric: Metric, digits: int, sign: bool = False, 
 
 def change(interval: Interval, metric: Metric, with_unit: bool = False) -> Markup:
     """A signed difference with its limits: `+1.9 points [+1.1, +2.7]`."""
-    digits, suffix = digits_of(interval, metric), points(metric) if with_unit else ""
-    value = number(interval.mean, f"{signed(interval.mean * metric.scale, digits)}{suffix}")
+    digits = digits_of(interval, metric)
+    shown = signed(interval.mean * metric.scale, digits)
+    value = number(interval.mean, f"{shown}{points(metric, shown) if with_unit else ''}")
     return Markup("{} {}").format(value, limits(interval, metric, digits, sign=True))
 
 
@@ -149,6 +156,11 @@ def whole(n: int) -> str:
 
 def count(n: int, noun: str, plural: str | None = None) -> str:
     return f"{whole(n)} " + (noun if n == 1 else plural or f"{noun}s")
+
+
+def agree(n: int, one: str, many: str) -> str:
+    """A number with its verb: `1 was`, `3 were`."""
+    return f"{whole(n)} {one if n == 1 else many}"
 
 
 def in_words(n: int) -> str:

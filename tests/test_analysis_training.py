@@ -244,7 +244,7 @@ def test_who_is_worse_in_everything_is_dominated_and_who_trades_is_not(tmp_path)
     found = tradeoffs.tradeoffs(study)
     rows = found.frames["settings"].set_index("label")
     assert rows["dominated_by"].notna().to_dict() == {"paper": True, "t_a": False, "t_b": False}
-    assert plain(found.title) == "1 of 3 settings are dominated, the winner is not"
+    assert plain(found.title) == "1 of 3 settings is dominated, the winner is not"
     assert found.numbers["along"] == "loss.r_mix"
     assert plain(found.sentences[1]).startswith("From r_mix 0 to 0.3: image-to-text R@1 +5.0 points")
     assert "modality distance −0.3" in plain(found.sentences[1])

@@ -14,7 +14,7 @@ from ..page import Axis, Column, bar, notes, table
 from ..statistics import Difference, Interval, difference, t_interval
 from ..steps import path_between
 from ..tables import Metric, Study
-from ..wording import change, count, fixed, number, points, score, setting
+from ..wording import agree, change, count, fixed, number, points, score, setting
 
 NAME = "Ablation path"
 NEEDED = 2  # shared seeds for a paired interval
@@ -36,7 +36,7 @@ def ablation(study: Study) -> Finding:
     if missing or len(levels[0]) < NEEDED:
         needs = (
             f"Needs {NEEDED} fresh seeds at each of {count(len(steps), 'step')} from the default to the winner; "
-            f"{len(missing)} lack them. This plans the missing runs:"
+            f"{agree(len(missing), 'lacks', 'lack')} them. This plans the missing runs:"
         )
         return Finding(NAME, f"{len(steps) - len(missing)} of {count(len(steps), 'step')}",
                        refusal=Refusal(needs, commands.plan(study)))  # fmt: skip
@@ -149,8 +149,7 @@ def _title(frame: pd.DataFrame, metric: Metric) -> Markup:
         return Markup("No single step from the default to the winner is established")
     best = clear.loc[clear["step"].abs().idxmax()]
     verb = "gains" if metric.better * best["step"] > 0 else "loses"
-    digits = 1 if metric.share else 3
-    amount = number(best["step"], fixed(abs(best["step"]) * metric.scale, digits))
-    return Markup("The step to {} {} {}{}; {} of {} steps are established").format(
-        best["what"], verb, amount, points(metric), len(clear), len(moved)
-    )
+    shown = fixed(abs(best["step"]) * metric.scale, 1 if metric.share else 3)
+    size = number(best["step"], f"{shown}{points(metric, shown)}")
+    steps = f"{len(clear)} of {count(len(moved), 'step')} {'is' if len(clear) == 1 else 'are'} established"
+    return Markup("The step to {} {} {}; {}").format(best["what"], verb, size, steps)

@@ -240,7 +240,8 @@ def _checks(study: Study, parameter: Parameter, row: Mapping[str, Any]) -> list[
 def _gain(row: Mapping[str, Any], metric: Metric) -> str:
     if not row["confirmed"]:
         return ""
-    return f"{significant(row['probe_gain'] * metric.scale)}{points(metric)} over {row['probe_seeds']} seeds"
+    shown = significant(row["probe_gain"] * metric.scale)
+    return f"{shown}{points(metric, shown)} over {row['probe_seeds']} seeds"
 
 
 def _cell(parameter: Parameter, row: Mapping[str, Any]) -> Markup:

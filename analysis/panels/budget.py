@@ -14,7 +14,7 @@ from ..finding import Alt, Finding, Refusal
 from ..page import Column, beside, figure, table
 from ..statistics import OPEN_BEYOND, tuning_curve
 from ..tables import Metric, Study
-from ..wording import count, duration, fixed, listing, number, significant, unit
+from ..wording import agree, count, duration, fixed, listing, number, significant, unit
 
 NAME = "Equal budget"
 NEEDED = 20
@@ -31,7 +31,9 @@ def budget(study: Study) -> Finding:
     ended = drawn[drawn["state"].isin(["done", "infeasible", "failed"])]
     if len(ended) < NEEDED:
         left = len(study.searched) - len(drawn[drawn["state"] == "done"])
-        needs = f"Needs {NEEDED} trials that were drawn at random and ran to their end; {len(ended)} were."
+        needs = (
+            f"Needs {NEEDED} trials that were drawn at random and ran to their end; {agree(len(ended), 'was', 'were')}."
+        )
         if left > 0:
             needs += f" The other {count(left, 'trial')}, chosen by earlier scores, would flatter the curve."
         return Finding(NAME, count(len(ended), "random trial"),
@@ -150,7 +152,7 @@ def _apart(frame: pd.DataFrame, metric: Metric) -> Markup:
         others = wide.drop(columns=[name]).max(axis=1)
         ahead = (low[name] > others) & others.notna()
         if ahead.any() and ahead[ahead.idxmax() :].dropna().all():
-            return Markup("{} is ahead from {} random trials on").format(name, int(ahead.idxmax()))
+            return Markup("{} is ahead from {} on").format(name, count(int(ahead.idxmax()), "random trial"))
     return Markup("No loss is ahead of the others at an equal budget: {}").format(listing(list(wide)))
 
 

@@ -18,7 +18,7 @@ from ..finding import Alt, Finding, Refusal
 from ..page import Column, figure, more, notes, table
 from ..statistics import Interval, difference, generator, pooled_sd, t_interval
 from ..tables import Metric, Study
-from ..wording import change, count, listing, percent, score, significant
+from ..wording import change, count, listing, percent, points, score, significant
 
 NAME = "Studied quantity"
 POINT = re.compile(r"(.+) at (.+?) ([-+]?(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?)", re.IGNORECASE)
@@ -260,7 +260,8 @@ def _near(row: Any, metric: Metric) -> Markup:
 
 
 def _delta(delta: float, metric: Metric) -> str:
-    return f"{significant(delta * metric.scale)}{' points' if metric.share else ''}"
+    shown = significant(delta * metric.scale)
+    return f"{shown}{points(metric, shown)}"
 
 
 def _title(label: str, sharpest: pd.DataFrame) -> Markup:

@@ -104,6 +104,6 @@ def _told(health: Mapping[str, Any], batch: float) -> list[Markup | str]:
         found.append(Markup(text).format(number(n, significant(n, 2)), whole(int(batch))))
     groups = health.get("groups") or {}
     if groups.get("source"):
-        k = f", {groups['k']} clusters" if "k" in groups else ""
+        k = f", {count(groups['k'], 'cluster')}" if "k" in groups else ""
         found.append(f"Head, middle and tail are thirds of the groups by {groups['source']}{k}, by training pairs.")
     return found

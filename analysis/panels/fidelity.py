@@ -13,7 +13,7 @@ from ..finding import Alt, Finding, Refusal, check
 from ..page import Column, beside, figure, table
 from ..statistics import Interval, rank_correlation
 from ..tables import Metric, Study
-from ..wording import count, fixed, number, points, significant
+from ..wording import agree, count, fixed, number, points, significant
 
 NAME = "Fidelity"
 NEEDED, ENOUGH = 10, 20
@@ -130,7 +130,8 @@ def _lacking(study: Study, rungs: list[int], scores: pd.DataFrame) -> Refusal | 
     if len(scores) >= NEEDED:
         return None
     needs = (
-        f"Needs {NEEDED} random trials that were never stopped ({ENOUGH} for a useful interval); {len(scores)} were."
+        f"Needs {NEEDED} random trials that were never stopped ({ENOUGH} for a useful interval); "
+        f"{agree(len(scores), 'was', 'were')}."
     )
     steps, column, epoch = study.steps, study.objective.column, rungs[0]
     done = study.searched[(study.searched["epoch"] == last_epoch(study)) & (study.searched["kind"] == "search")]

@@ -16,7 +16,7 @@ from ..model import RANDOM_ALONE, Model, model_of
 from ..page import Axis, Column, bar, notes, table
 from ..statistics import LEVEL, WORST, Flatness, Interval, flatness, residual
 from ..tables import Metric, Study
-from ..wording import count, digits_of, fixed, limits, listing, number, points, significant
+from ..wording import amount, count, digits_of, fixed, limits, listing, number, points, significant
 from .budget import random_part
 from .variance import block
 
@@ -115,11 +115,11 @@ def support(study: Study) -> list[Markup]:
     total = len(model_of(study).parameters)
     who = "The searched parameter shows no" if total == 1 else f"None of the {total} searched parameters shows"
     text = "On validation the scores of {} drawn at random spread by {} (standard deviation), the seed alone by {}."
-    worth = "A loss below {}{}, 1.25 seed standard deviations or more, is not worth a choice."
+    worth = "A loss below {}, 1.25 seed standard deviations or more, is not worth a choice."
     return [
         Markup("{} evidence of an effect.").format(who),
         Markup(text).format(count(n, "setting"), spread, noise),
-        Markup(worth).format(number(delta, significant(delta * metric.scale)), points(metric)),
+        Markup(worth).format(amount(delta, metric)),
     ]
 
 
@@ -128,7 +128,7 @@ def claim(study: Study) -> Markup:
     found = flat(study)
     metric, most = study.objective, found.numbers["most"]
     return Markup("{} drawn at random lose at most {} against the best of {}").format(
-        NEARLY_ALL, number(most, f"{significant(most * metric.scale)}{points(metric)}", "b"), found.numbers["settings"]
+        NEARLY_ALL, amount(most, metric, "b"), found.numbers["settings"]
     )
 
 
@@ -209,7 +209,7 @@ def _size(row: Mapping[str, Any], metric: Metric) -> Markup:
 
 
 def _title(found: Flatness, delta: float, lost: int, proven: list[str], n: int, metric: Metric) -> Markup:
-    most = number(found.most.hi, f"{significant(found.most.hi * metric.scale)}{points(metric)}")
+    most = amount(found.most.hi, metric)
     if proven:
         return Markup("Not any setting will do: {} {} evidence of an effect").format(
             listing(proven), "shows" if len(proven) == 1 else "show"
@@ -224,13 +224,12 @@ def _title(found: Flatness, delta: float, lost: int, proven: list[str], n: int, 
 
 
 def _sentences(model: Model, found: Flatness, delta: float, metric: Metric, shared: bool) -> list[Markup]:
-    limit = number(delta, significant(delta * metric.scale))
     text = (
         "Any setting will do when no searched parameter shows evidence, no setting drawn at random failed, the scores "
-        "spread by no more than the seed explains, and the upper limit of what {} lose is at most delta = {}{}: the "
+        "spread by no more than the seed explains, and the upper limit of what {} lose is at most delta = {}: the "
         "largest of 1.25 seed standard deviations, 1 % of the winner and its standard error."
     )
-    said = [Markup(text).format(NEARLY_ALL, limit, points(metric))]
+    said = [Markup(text).format(NEARLY_ALL, amount(delta, metric))]
     text = (
         "The seed alone would spread scores as far in {} of 100 studies. Losses are against the best of these settings."
     )

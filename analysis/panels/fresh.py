@@ -13,7 +13,7 @@ from ..finding import Finding, Refusal
 from ..page import Column, notes, table
 from ..statistics import Interval, difference, pooled_sd, t_interval
 from ..tables import Metric, Study
-from ..wording import change, count, fixed, number, points, score, significant, single, unit
+from ..wording import amount, change, count, fixed, number, score, single, unit
 
 
 def fresh(study: Study) -> Finding:
@@ -33,8 +33,8 @@ def fresh(study: Study) -> Finding:
     split = metric.split or metric.label
     sentences = [Markup(text).format(f"on the {split} split" if metric.split else split, split, len(found))]
     if df:
-        text = "Seeds alone move a score with a standard deviation of {}{} (pooled, {} degrees of freedom)."
-        sentences.append(Markup(text).format(number(sd, significant(sd * metric.scale)), points(metric), df))
+        text = "Seeds alone move a score with a standard deviation of {} (pooled, {} of freedom)."
+        sentences.append(Markup(text).format(amount(sd, metric), count(df, "degree")))
     return Finding(
         title=_title(frame, metric, chosen.winner),
         used=f"{count(len(found), 'configuration')}, {count(int(frame['n'].sum()), 'fresh run')}",

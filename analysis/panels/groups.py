@@ -15,7 +15,20 @@ from ..page import Axis, Column, bar, notes, table
 from ..queries import Pair, pair
 from ..statistics import Crossed, Difference, Interval, difference, t_interval
 from ..tables import Metric, Study
-from ..wording import change, count, digits_of, fixed, limits, listing, number, points, score, significant, whole
+from ..wording import (
+    amount,
+    change,
+    count,
+    digits_of,
+    fixed,
+    limits,
+    listing,
+    number,
+    points,
+    score,
+    significant,
+    whole,
+)
 
 RECALL = re.compile(r"r(\d+)")
 GROUPS = {"head": "head", "mid": "middle", "tail": "tail"}  # metric prefix -> word
@@ -163,11 +176,11 @@ def _sentences(frame: pd.DataFrame, metric: Metric, kept: Pair | None) -> list[M
     found = [Markup("{}{}").format(head, over)]
     visible, noise = _visible(frame), frame["query_error"].max()
     if math.isfinite(visible):
-        text = "A change below {}{} would not show in the group with the widest interval."
-        found.append(Markup(text).format(number(visible, significant(visible * metric.scale)), points(metric)))
+        text = "A change below {} would not show in the group with the widest interval."
+        found.append(Markup(text).format(amount(visible, metric)))
     if kept is None and math.isfinite(noise):
-        text = "Other queries would move a group's score with a standard error of up to {}{}."
-        found.append(Markup(text).format(number(noise, significant(noise * metric.scale)), points(metric)))
+        text = "Other queries would move a group's score with a standard error of up to {}."
+        found.append(Markup(text).format(amount(noise, metric)))
     return found
 
 
@@ -177,6 +190,11 @@ def _group(row: Mapping[str, Any]) -> Markup:
         return Markup("{}").format(name)
     ends = f"{whole(int(row['smallest']))} to {whole(int(row['largest']))}"
     return Markup('{} <span class="ci">{}</span>').format(name, ends)
+
+
+def _size(row: Mapping[str, Any], metric: Metric) -> Markup:
+    shown = fixed(abs(row["diff"]) * metric.scale, digits_of(_change(row), metric))
+    return number(row["diff"], f"{shown}{points(metric, shown)}")
 
 
 def _change(row: Mapping[str, Any]) -> Interval:
@@ -192,9 +210,8 @@ def _title(frame: pd.DataFrame, metric: Metric, compared: bool) -> Markup:
     for group in ("tail", "head", "mid"):
         row = rows[group]
         if row["established"]:
-            amount = number(row["diff"], fixed(abs(row["diff"]) * metric.scale, digits_of(_change(row), metric)))
             verb = "loses" if row["worse"] else "gains"
-            moves.append(Markup("the {} {} {}{}").format(GROUPS[group], verb, amount, points(metric)))
+            moves.append(Markup("the {} {} {}").format(GROUPS[group], verb, _size(row, metric)))
     if not moves:
         return Markup("No change of head, middle or tail is established")
     text = listing(moves)
@@ -217,9 +234,8 @@ def _checks(frame: pd.DataFrame, metric: Metric) -> list[Check]:
         checks.append(
             check(
                 f"the {GROUPS[row['group']]} is not down beyond noise", "changes", row["worse"],
-                "The {group} loses {amount}{points} {limits}.", "The verdict is about the average over all queries.",
-                group=GROUPS[row["group"]], points=points(metric), size=row["diff"],
-                amount=number(row["diff"], fixed(abs(row["diff"]) * metric.scale, digits)),
+                "The {group} loses {amount} {limits}.", "The verdict is about the average over all queries.",
+                group=GROUPS[row["group"]], size=row["diff"], amount=_size(row, metric),
                 limits=limits(_change(row), metric, digits, flip=row["diff"] < 0),
             )
         )  # fmt: skip

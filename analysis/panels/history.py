@@ -33,8 +33,9 @@ def history(study: Study) -> Finding:
     title = Markup("The best score of the search, {}, came with {}").format(shown, when)
     tail = Markup("The last quarter of the runs did not improve it.")
     if gained:
-        amount = number(gained, significant(abs(gained) * metric.scale))
-        tail = Markup("The last quarter of the runs improved it by {}{}.").format(amount, points(metric))
+        by = significant(abs(gained) * metric.scale)
+        size = number(gained, f"{by}{points(metric, by)}")
+        tail = Markup("The last quarter of the runs improved it by {}.").format(size)
     desc = (
         f"x: finished runs in order of completion, 1 to {len(done)}; y: {metric.axis}, {study.behind} each. "
         f"{title.striptags()}. {tail.striptags()} "

@@ -72,7 +72,7 @@ def draw(study: Study, finding: Finding) -> Markup:
         pictures.append(figure(drawing, f"isolation-{place}", finding.alts[parameter.path]))
     drawn = _grid(pictures[:MOST_FIGURES])
     if len(pictures) > MOST_FIGURES:
-        drawn += more(f"{len(pictures) - MOST_FIGURES} more parameters", _grid(pictures[MOST_FIGURES:]))
+        drawn += more(count(len(pictures) - MOST_FIGURES, "more parameter"), _grid(pictures[MOST_FIGURES:]))
     by_path = {parameter.path: parameter for parameter in study.space}
     columns = [
         Column("path", "Parameter", lambda row: study.named(row["path"]), False),
@@ -175,7 +175,7 @@ def _title(study: Study, envelope: pd.DataFrame) -> tuple[Markup, list[str]]:
     if not outer:
         which = "every parameter" if inner > 1 else "the parameter"
         return Markup("The best trial lies inside the range of {}").format(which), outer
-    rest = f", inside for {inner} other{'s' if inner > 1 else ''}" if inner else ""
+    rest = f", inside for {count(inner, 'other')}" if inner else ""
     return Markup("The best trial lies in the outermost bucket of {}{}").format(listing(outer), rest), outer
 
 
@@ -240,7 +240,7 @@ def _best_trials(study: Study) -> Setting:
         placed = positions(study, parameter, tenth)
         placed = placed[np.isfinite(placed)]
         if not enough:
-            cells[parameter.path] = f"not measured: {len(study.searched)} finished trials, {NEEDED} needed"
+            cells[parameter.path] = f"not measured: {count(len(study.searched), 'finished trial')}, {NEEDED} needed"
         elif len(placed) < PER_BUCKET:
             cells[parameter.path] = "few: seldom used by the best trials"
         elif parameter.kind == "choice":

@@ -167,8 +167,9 @@ def _completeness(study: Study, tally: Mapping[str, int]) -> list[Check]:
     return [
         check(
             "no search trial failed", "limits" if rate.mean > MANY_LOST else "record", lost,
-            "{lost} of {ended} search trials failed ({share} [{lo}, {hi}]).", "{why}", lost=number(lost, lost),
-            ended=ended, share=percent(rate.mean), lo=fixed(100 * rate.lo, 0), hi=fixed(100 * rate.hi, 0),
+            "{lost} of {ended} failed ({share} [{lo}, {hi}]).", "{why}", lost=number(lost, lost),
+            ended=count(ended, "search trial"), share=percent(rate.mean), lo=fixed(100 * rate.lo, 0),
+            hi=fixed(100 * rate.hi, 0),
             why=why_failed(study),
         ),
         check(

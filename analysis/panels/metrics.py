@@ -37,7 +37,7 @@ def metrics(study: Study) -> Finding:
     frame = pd.DataFrame(rows)
     moved = int(frame["moved"].sum())
     return Finding(
-        title=f"{moved} of {count(len(frame), 'metric')} move by more than seed noise",
+        title=f"{moved} of {count(len(frame), 'metric')} {'moves' if moved == 1 else 'move'} by more than seed noise",
         used=f"fresh seeds, {reported.split or 'reported'} split",
         frames={"metrics": frame},
         numbers={"moved": moved, "n": len(frame)},

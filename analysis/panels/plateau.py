@@ -16,7 +16,7 @@ from ..model import WEAK, Model, model_of
 from ..page import Axis, Column, bar, notes, table
 from ..statistics import Interval, Width, near_levels, plateau
 from ..tables import Metric, Parameter, Study, default_value
-from ..wording import change, count, fixed, listing, number, percent, points, setting, significant
+from ..wording import amount, change, count, fixed, listing, percent, points, setting, significant
 from .bounds import failing_ends
 from .importance import lacking
 from .rings import ring_runs
@@ -71,11 +71,11 @@ def plateau_of(study: Study) -> Finding:
             check(
                 "no ring setting drops by more than the plateau allows", "limits",
                 worst is not None and worst["hi"] < -delta,
-                "Moving <code>{name}</code> to {value} costs {amount}{points}.",
-                "Measured on shared seeds, with a bound for {n} looks: stay inside the safe range.",
-                name="" if worst is None else study.named(worst["path"]), n=len(rings),
-                value="" if worst is None else worst["setting"], points=points(metric),
-                amount="" if worst is None else number(-worst["drop"], significant(-worst["drop"] * metric.scale)),
+                "Moving <code>{name}</code> to {value} costs {size_}.",
+                "Measured on shared seeds, with a bound for {looks}: stay inside the safe range.",
+                name="" if worst is None else study.named(worst["path"]), looks=count(len(rings), "look"),
+                value="" if worst is None else worst["setting"],
+                size_="" if worst is None else amount(-worst["drop"], metric),
                 size=0.0 if worst is None else -worst["drop"],
             ),
         ),
@@ -181,14 +181,14 @@ def _worst(rings: pd.DataFrame, metric: Metric) -> dict[str, Any] | None:
 
 def _title(study: Study, rows: list[dict[str, Any]], delta: float) -> Markup:
     metric = study.objective
-    amount = number(delta, f"{significant(delta * metric.scale)}{points(metric)}")
+    size = amount(delta, metric)
     told = [row for row in rows if row["gate"] in TOLD]
     if not told:
-        return Markup("No width within {} of the winner is resolved").format(amount)
+        return Markup("No width within {} of the winner is resolved").format(size)
     by_path = {p.path: p for p in study.space}
     ranked = sorted(told, key=lambda row: row["width"])
     names = [f"{study.named(r['path'])} {_words(by_path[r['path']], r)[1]}" for r in ranked]
-    return Markup("Within {} of the winner: {}").format(amount, listing(names, most=3))
+    return Markup("Within {} of the winner: {}").format(size, listing(names, most=3))
 
 
 def _words(parameter: Parameter, row: Mapping[str, Any]) -> tuple[str, str]:
@@ -254,19 +254,14 @@ def _step(step: float) -> str:
 def _sentences(
     study: Study, model: Model, delta: float, strict: float, rings: pd.DataFrame, worst: dict[str, Any] | None
 ) -> list[Markup]:
-    metric, unit = study.objective, points(study.objective)
+    metric = study.objective
     text = (
-        "Safe range: moving this parameter alone keeps the predicted score within delta = {}{} of the winner's: the "
+        "Safe range: moving this parameter alone keeps the predicted score within delta = {} of the winner's: the "
         "largest of 1 % of it, its standard error and 1.25 seed standard deviations. The strict delta, without "
-        "the last, is {}{}: mostly too small to be resolved."
+        "the last, is {}: mostly too small to be resolved."
     )
     found = [
-        Markup(text).format(
-            number(delta, significant(delta * metric.scale)),
-            unit,
-            number(strict, significant(strict * metric.scale)),
-            unit,
-        ),
+        Markup(text).format(amount(delta, metric), amount(strict, metric)),
         Markup(
             "All widths are of a model. Told with ± 15 % when its interval is short, with the interval when longer, "
             "the interval alone beyond that; a straight slope is seldom resolved."
@@ -281,9 +276,10 @@ def _sentences(
     share, lo, hi = (percent(v) for v in model.volume(delta))
     found.append(Markup("Of the searched volume, {} [{}, {}] is predicted within delta.").format(share, lo, hi))
     if worst is not None:
-        text = "Worst of {} moved settings: {} at {}, {}, limits widened for {} looks."
+        text = "Worst of {}: {} at {}, {}, limits widened for {}."
         level = change(Interval(worst["drop"], worst["lo"], worst["hi"], int(worst["n"])), metric, with_unit=True)
-        found.append(Markup(text).format(len(rings), study.named(worst["path"]), worst["setting"], level, len(rings)))
+        moved, looks = count(len(rings), "moved setting"), count(len(rings), "look")
+        found.append(Markup(text).format(moved, study.named(worst["path"]), worst["setting"], level, looks))
     return found
 
 

@@ -9,6 +9,7 @@ from ..choice import FRESH_NEEDED, best_of_search
 from ..statistics import seeds_to_resolve
 from ..tables import why_failed
 from ..wording import (
+    amount,
     change,
     count,
     digits_of,
@@ -19,7 +20,6 @@ from ..wording import (
     named,
     number,
     points,
-    significant,
     single,
     unit,
 )
@@ -45,9 +45,10 @@ def title(facts: "Facts") -> Markup:
         seeds = count(level.n, "fresh seed")
         return Markup("{} on {}; the study has no default to compare with.").format(reaches, seeds)
     each, digits = f"{gain.n} fresh seeds each", digits_of(gain, metric)
-    amount = number(gain.mean, f"{fixed(abs(gain.mean) * metric.scale, digits)}{points(metric)}", "b")
+    shown = fixed(abs(gain.mean) * metric.scale, digits)
+    size = number(gain.mean, f"{shown}{points(metric, shown)}", "b")
     apart = Markup("{} {} {}").format(
-        amount, limits(gain, metric, digits, flip=gain.mean < 0), "above" if gain.mean > 0 else "below"
+        size, limits(gain, metric, digits, flip=gain.mean < 0), "above" if gain.mean > 0 else "below"
     )
     if facts.case == "established":
         return Markup("{}, {} the default, on {}.").format(reaches, apart, each)
@@ -70,9 +71,9 @@ def more(facts: "Facts") -> list[Markup]:
         found.append(Markup("Of the searched settings any will do: {}.").format(flat.claim(facts.study)))
     if facts.case == "not established" and gain is not None and gain.sd > 0:
         seeds = seeds_to_resolve(gain.sd, gain.half / 2)
-        text = "{} seeds resolve differences of {}{}; to resolve half of that, {} seeds each are needed."
-        half = number(gain.half, significant(gain.half * metric.scale))
-        found.append(Markup(text).format(in_words(gain.n), half, points(metric), number(seeds, seeds)))
+        text = "{} seeds resolve differences of {}; to resolve half of that, {} seeds each are needed."
+        half = amount(gain.half, metric)
+        found.append(Markup(text).format(in_words(gain.n), half, number(seeds, seeds)))
     if facts.better is not None and gain is not None and facts.case != "not established":
         chance, how = facts.better, "paired reruns" if gain.paired else "reruns"
         lo, hi = fixed(100 * chance.lo, 0), fixed(100 * chance.hi, 0)
@@ -100,9 +101,8 @@ def _queries(facts: "Facts") -> list[Markup]:
     """What other queries would add, where the runs say how many there were."""
     if not facts.queries:
         return []
-    text = "Intervals speak about these {} test images: others would add a standard error of {}{}."
-    error = number(facts.query_error, significant(facts.query_error * facts.metric.scale))
-    return [Markup(text).format(number(facts.queries, facts.queries), error, points(facts.metric))]
+    text = "Intervals speak about these {} test images: others would add a standard error of {}."
+    return [Markup(text).format(number(facts.queries, facts.queries), amount(facts.query_error, facts.metric))]
 
 
 def needs(facts: "Facts") -> Markup:

@@ -198,7 +198,8 @@ def _title(frame: pd.DataFrame, metrics: list[Metric], free: int) -> Markup:
         return Markup("No setting is dominated: {} trade {} against each other").format(
             count(free, "setting"), listing([m.label for m in metrics])
         )
-    return Markup("{} of {} settings are dominated, the winner is not").format(others, len(frame))
+    verb = "is" if others == 1 else "are"
+    return Markup("{} of {} {} dominated, the winner is not").format(others, count(len(frame), "setting"), verb)
 
 
 def _alt(frame: pd.DataFrame, metrics: list[Metric], joined: bool) -> Alt:

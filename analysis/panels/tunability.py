@@ -15,7 +15,7 @@ from ..probes import reacts
 from ..statistics import Difference, Interval, difference
 from ..steps import path_between, taking
 from ..tables import Metric, Study
-from ..wording import change, count, listing, number, points, significant
+from ..wording import amount, change, count, listing, points
 
 NAME = "Tunability"
 YES, NO, INERT, OPEN = "Yes", "No, leave default", "No, inert", "Not established"
@@ -56,11 +56,10 @@ def tunability(study: Study) -> Finding:
         said.append(Markup(text).format(change(joint, metric, with_unit=True)))
     text = (
         "Gain alone: the default with this one change. Loss without: the winner with the default's value. Both are "
-        "paired by seed and widened for {} (Bonferroni). “{}” means that losing it costs less than {}{}: the larger of "
+        "paired by seed and widened for {} (Bonferroni). “{}” means that losing it costs less than {}: the larger of "
         "1.25 seed standard deviations and 1 % of the winner."
     )
-    shown = number(delta, significant(delta * metric.scale))
-    said.append(Markup(text).format(count(len(blocks), "look"), NO, shown, points(metric)))
+    said.append(Markup(text).format(count(len(blocks), "look"), NO, amount(delta, metric)))
     return Finding(
         title=_title(frame),
         used=f"{known} of {count(len(blocks), 'change')}, fresh seeds",

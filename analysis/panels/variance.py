@@ -14,7 +14,7 @@ from ..model import model_of
 from ..page import Column, bar, notes, table
 from ..statistics import Split, chance_of_first, split
 from ..tables import Metric, Study
-from ..wording import count, fixed, number, percent, points, significant
+from ..wording import amount, count, fixed, number, percent, points
 
 NAME = "Variance split"
 ROWS, SEEDS = 5, 3
@@ -120,7 +120,7 @@ def block(study: Study) -> tuple[list[Candidate], list[float], bool]:
 
 
 def _title(parts: Split, told: bool, metric: Metric) -> Markup:
-    sd = number(parts.seed_sd.mean, f"{significant(parts.seed_sd.mean * metric.scale)}{points(metric)}")
+    sd = amount(parts.seed_sd.mean, metric)
     if not told:
         return Markup("The seed alone moves a score by {} (standard deviation)").format(sd)
     share = number(parts.share.mean, percent(parts.share.mean))

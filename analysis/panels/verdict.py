@@ -276,9 +276,9 @@ def _checks(facts: Facts) -> list[Check]:
         checks.append(
             check(
                 f"no fresh run of the {role} failed", "changes", lost,
-                "The {role} failed on {lost} of {n} fresh seeds.",
+                "The {role} failed on {lost} of {n}.",
                 "Its mean is over the runs that survived.", role=role, lost=lost,
-                n=len(candidate.runs) if candidate else 0,
+                n=count(len(candidate.runs) if candidate else 0, "fresh seed"),
             )
         )  # fmt: skip
     if gain is not None and winner is not None:

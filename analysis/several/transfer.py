@@ -46,8 +46,13 @@ def transfer(several: Several) -> Finding:
     title = Markup("No setting is established to lose when it is carried to other data")
     if len(clear):
         lost = Interval(worst["loss"], worst["lo"], worst["hi"], int(worst["n"]))
-        title = Markup("{} of {} carried settings lose; the most, {} on {}: {}").format(
-            len(clear), len(across), worst["tuned_on"], worst["scored_on"], change(lost, metric, with_unit=True)
+        title = Markup("{} of {} {}; the most, {} on {}: {}").format(
+            len(clear),
+            count(len(across), "carried setting"),
+            "loses" if len(clear) == 1 else "lose",
+            worst["tuned_on"],
+            worst["scored_on"],
+            change(lost, metric, with_unit=True),
         )
     overall = _sensitivity(several, cells)
     said: list[Markup | str] = [

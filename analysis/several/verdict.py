@@ -197,7 +197,8 @@ def _checks(several: Several) -> list[Check]:
         check(
             "all studies had the same number of trials", "limits", several.same_data and len(set(sizes.values())) > 1,
             "The studies had different budgets: {sizes}.", "See equal budget for what the same number would give.",
-            sizes=listing([f"{label} {n} trials" for label, n in sizes.items()]), size=len(set(sizes.values())),
+            sizes=listing([f"{label} {count(n, 'trial')}" for label, n in sizes.items()]),
+            size=len(set(sizes.values())),
         ),
         check(
             "all studies ran the same code", "record", len(commits) > 1 or len(versions) > 1,
