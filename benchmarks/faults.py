@@ -195,8 +195,8 @@ def trial_killed(fault: str, case_of: partial[Case]) -> Cost:
 
 
 def worker_killed(fault: str, case_of: partial[Case]) -> Cost:
-    """The one that does not write; both have to begin again."""
-    case = case_of(words=("resources.workers=2",))
+    """The one that does not write; both have to begin again. An exchange takes longer than a step of such a model."""
+    case = case_of(words=("resources.workers=2",), epochs=case_of.keywords["epochs"] // 3)
     process = case.start("search")
     trial = case.middle(process)
     workers = [pid for pid in own_ray.descendants(process.pid) if b"RayTrainWorker" in own_ray.command(pid)]
@@ -304,7 +304,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=FAULTS, default=list(FAULTS), metavar="FAULT", help=", ".join(FAULTS)
     )
-    parser.add_argument("--epochs", type=int, default=600, help="of a trial (default 600)")
+    parser.add_argument("--epochs", type=int, default=1500, help="of a trial (default 1500)")
     parser.add_argument("--checkpoint-seconds", type=float, default=5.0, help="default 5")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
