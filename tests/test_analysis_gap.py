@@ -67,7 +67,7 @@ def test_a_study_of_baselines_alone_shows_what_its_settings_do_to_the_gap(tmp_pa
     assert "widened for 3 looks" in said
     drawn = str(gap.draw(study, found))
     assert 'class="fig"' in drawn
-    assert 'data-frame="gap.confirmed"' in drawn
+    assert 'data-frame="gap.listed"' in drawn
 
 
 def test_the_report_of_a_study_of_baselines_alone_is_written(tmp_path):

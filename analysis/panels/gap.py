@@ -19,6 +19,7 @@ from ..wording import change, count, fixed, listing, number, points, score, sign
 NAME = "Modality gap"
 DISTANCE = "val_modality_distance"
 MOST_CROSSES = 9  # more of them hide each other, and the trials
+MOST_LISTED = 40  # rows; the JSON twin has all
 NEEDED = 10  # trials below which a rank correlation has no interval
 SETTINGS, SEEDS = 2, 2  # settings with as many fresh seeds: what there is to compare without searched trials
 ROLES = {"win": "winner", "second": "runner-up", "default": "default"}  # colour -> name in the picture
@@ -56,7 +57,11 @@ def gap(study: Study) -> Finding:
     return Finding(
         title=_title(r, metric) if enough else _of_settings(compared, metric, distance),
         used=", ".join(used),
-        frames={"trials": trials[["trial", "x", "score"]], "confirmed": settings},
+        frames={
+            "trials": trials[["trial", "x", "score"]],
+            "confirmed": settings,
+            "listed": settings.head(MOST_LISTED),
+        },
         numbers={
             "rank_correlation": asdict(r) if r else None,
             "difference": asdict(moved) if moved else None,
@@ -115,7 +120,7 @@ def draw(study: Study, finding: Finding) -> Markup:
         Column("diff", f"Minus the default's{unit}", moved("diff", metric)),
         Column("n", "Seeds", lambda row: str(row["n"])),
     ]
-    return drawn + table("gap.confirmed", settings, columns, label="Settings with fresh seeds")
+    return drawn + table("gap.listed", finding.frames["listed"], columns, label="Settings with fresh seeds")
 
 
 def _settings(study: Study, distance: Metric) -> pd.DataFrame:
@@ -175,8 +180,9 @@ def _crosses(settings: pd.DataFrame) -> pd.DataFrame:
 def _about_settings(settings: pd.DataFrame, compared: pd.DataFrame, metric: Metric) -> list[str]:
     if settings.empty:
         return []
-    hidden = len(settings) - len(_crosses(settings))
-    rest = f" {count(hidden, 'setting')} only in the table." if hidden else ""
+    hidden, further = len(settings) - len(_crosses(settings)), max(0, len(settings) - MOST_LISTED)
+    rest = f" {count(hidden, 'setting')} not drawn." if hidden else ""
+    rest += f" {count(further, 'setting')} only in the JSON file." if further else ""
     said = [f"Crosses: 95 % intervals over fresh seeds, validation split.{rest}"]
     looks = len(settings) - 1
     if compared["x_diff"].notna().any():

@@ -1,6 +1,7 @@
 """What makes runs differ: the configuration or the seed, and how often each would win if the seeds were drawn again."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -100,23 +101,23 @@ def draw(study: Study, finding: Finding) -> Markup:
     return drawn + notes(finding.sentences)
 
 
+@lru_cache(maxsize=4)  # the panel of flat responses asks too
 def block(study: Study) -> tuple[list[Candidate], list[float], bool]:
     """(configurations, seeds, whether they share them): the largest balanced block of fresh runs with a score."""
     column = study.objective.column
-    found = [c for c in candidates(study) if len(c.values(column)) >= SEEDS]
+    known = [(c, set(c.values(column).index)) for c in candidates(study)]
+    known = [(c, seeds) for c, seeds in known if len(seeds) >= SEEDS]
     best: tuple[int, list[Candidate], list[float]] = (0, [], [])
-    for leader in found:
-        seeds = set(leader.values(column).index)
+    for seeds in {tuple(sorted(seeds)): seeds for _, seeds in known}.values():
         for k in range(len(seeds), SEEDS - 1, -1):
             own = sorted(seeds)[:k]
-            rows = [c for c in found if set(own) <= set(c.values(column).index)]
+            rows = [c for c, theirs in known if theirs.issuperset(own)]
             if len(rows) * k > best[0]:
                 best = (len(rows) * k, rows, own)
     _, rows, seeds_ = best
-    if len(rows) >= ROWS or len(found) < ROWS:
+    if len(rows) >= ROWS or len(known) < ROWS:
         return rows, seeds_, True
-    fewest = min(len(c.values(column)) for c in found)
-    return found, sorted(range(fewest)), False
+    return [c for c, _ in known], [float(place) for place in range(min(len(seeds) for _, seeds in known))], False
 
 
 def _title(parts: Split, told: bool, metric: Metric) -> Markup:

@@ -7,6 +7,7 @@ Student t throughout: at 3 to 10 seeds it covers at its level, a percentile boot
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import pandas as pd
@@ -44,7 +45,7 @@ def difference(a: pd.Series, b: pd.Series, comparisons: int = 1) -> Difference |
         x, y = a[shared].to_numpy(dtype=float), b[shared].to_numpy(dtype=float)
         delta = x - y
         n, sd = len(delta), float(delta.std(ddof=1))
-        mean, half = float(delta.mean()), float(stats.t.ppf(tail, n - 1) * sd / math.sqrt(n))
+        mean, half = float(delta.mean()), _t_quantile(tail, n - 1) * sd / math.sqrt(n)
         moving = n > 2 and x.std() > 0 and y.std() > 0
         correlation = float(np.corrcoef(x, y)[0, 1]) if moving else math.nan
         return Difference(mean, mean - half, mean + half, n, sd, n - 1, True, correlation)
@@ -57,6 +58,11 @@ def difference(a: pd.Series, b: pd.Series, comparisons: int = 1) -> Difference |
     half = float(stats.t.ppf(tail, df) * math.sqrt(v_a + v_b))
     sd = math.sqrt(v_a * n_a + v_b * n_b)
     return Difference(mean, mean - half, mean + half, min(n_a, n_b), sd, df, False, math.nan)
+
+
+@lru_cache(maxsize=1024)  # thousands of pairs of settings have the same few numbers of seeds
+def _t_quantile(tail: float, df: int) -> float:
+    return float(stats.t.ppf(tail, df))
 
 
 def chance_of_better(d: Difference, better: int, rng: np.random.Generator) -> Interval | None:
