@@ -13,9 +13,22 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import MaxNLocator
 
-from .plots import FULL, MOST_DOTS, _at_end, _axes, _cloud, _dots, _plain_y, _tick_digits, _y_title, parameter_ticks
+from .plots import (
+    FULL,
+    MOST_DOTS,
+    _above,
+    _at_end,
+    _axes,
+    _cloud,
+    _dots,
+    _plain_y,
+    _tick_digits,
+    _y_title,
+    parameter_ticks,
+)
 from .svg import INK, RC
 from .tables import Parameter
+from .wording import setting
 
 
 @mpl.rc_context(RC)
@@ -53,15 +66,23 @@ def surface(cells: pd.DataFrame, trials: np.ndarray, *, x: Parameter, y: Paramet
 
 
 @mpl.rc_context(RC)
-def curves(frame: pd.DataFrame, *, metric: str, default: float, limits: tuple[float, float]) -> Figure:
-    """Median best of k trials with its band, one line per name.
+def curves(
+    frame: pd.DataFrame,
+    *,
+    metric: str,
+    default: float,
+    limits: tuple[float, float],
+    x_label: str = "random trials",
+    parts_at: float | None = None,
+) -> Figure:
+    """Median best against a budget with its band, one line per name; dotted where one of them leads for good.
 
-    frame: name, k, shown, lo, hi (NaN where there is no such limit). `default` is NaN without one.
+    frame: name, x (the budget), shown, lo, hi (NaN where there is no such limit). `default` is NaN without one.
     """
     figure, ax = _axes(FULL, top=18, left=33, right=52)
     low, high = limits
-    last = int(frame["k"].max())
-    ax.set_xlim(1, last)
+    first, last = float(frame["x"].min()), float(frame["x"].max())
+    ax.set_xlim(first, last)
     ax.set_ylim(low, high)
     labels: list[tuple[float, str, str]] = []
     for (name, own), role, dash in zip(
@@ -71,8 +92,8 @@ def curves(frame: pd.DataFrame, *, metric: str, default: float, limits: tuple[fl
     ):
         band = own[own["lo"].notna()]
         top = band["hi"].fillna(high).clip(low, high)
-        ax.fill_between(band["k"], band["lo"].clip(low, high), top, color=INK[role], alpha=0.16, linewidth=0)
-        ax.plot(own["k"], own["shown"], color=INK[role], linewidth=1.3, linestyle=dash)
+        ax.fill_between(band["x"], band["lo"].clip(low, high), top, color=INK[role], alpha=0.16, linewidth=0)
+        ax.plot(own["x"], own["shown"], color=INK[role], linewidth=1.3, linestyle=dash)
         labels.append((float(own["shown"].iloc[-1]), str(name), role))
     if math.isfinite(default) and low <= default <= high:
         ax.axhline(default, color=INK["ink"], linewidth=0.9, linestyle=(0, (2.2, 1.6)))
@@ -81,15 +102,21 @@ def curves(frame: pd.DataFrame, *, metric: str, default: float, limits: tuple[fl
     for y, name, role in sorted(labels):
         taken = max(y, taken + gap)
         _at_end(ax, taken, name, role)
-    if last > 100:
+    log = last > 100 * first
+    if log:
         ax.set_xscale("log")
-        ticks = [t for t in (1, 3, 10, 30, 100, 300, 1000, 3000) if t <= last]
-        ax.set_xticks(ticks, [str(t) for t in ticks])
+        decades = range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
+        ticks = [d * 10.0**k for k in decades for d in (1, 3) if first <= d * 10.0**k <= last]
+        ticks = ticks[:: math.ceil(len(ticks) / 5)] if len(ticks) > 5 else ticks
+        ax.set_xticks(ticks, [setting(t) for t in ticks])
         ax.set_xticks([], minor=True)
     else:
-        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=first >= 1, min_n_ticks=1))
+    if parts_at is not None:
+        ax.axvline(parts_at, color=INK["muted"], linewidth=0.9, linestyle=(0, (1, 1.5)))
+        _above(ax, parts_at, f"apart from {setting(parts_at)}")
     _plain_y(ax)
-    ax.set_xlabel(f"random trials{' (log)' if last > 100 else ''}", labelpad=3)
+    ax.set_xlabel(f"{x_label}{' (log)' if log else ''}", labelpad=3)
     _y_title(ax, metric)
     return figure
 

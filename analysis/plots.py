@@ -38,8 +38,11 @@ def isolation(
     metric: str,
     ylim: tuple[float, float],
     lane: bool,
+    plateau: tuple[float, float] | None = None,
 ) -> Figure:
     """Score against one parameter: all finished trials, the best of each bucket, the default, failures at the foot.
+
+    The safe range around the winner is tinted where it is known.
 
     points: position, shown (score in the axis' unit, NaN for a failure), failed.
     buckets: position, shown, fresh, lo, hi (the last three NaN without fresh seeds).
@@ -51,6 +54,8 @@ def isolation(
     ax.set_ylim(foot - (step * 0.45 if lane else 0), high)
     ends = (-0.05, 1.05) if parameter.kind != "choice" else (-0.5, len(parameter.values) - 0.5)
     ax.set_xlim(*ends)
+    if plateau is not None:
+        ax.axvspan(*plateau, facecolor=INK["tint"], edgecolor="none", zorder=0)
     good = points[~points["failed"] & points["shown"].between(low, high)]
     _cloud(ax, good["position"].to_numpy() + _jitter(good, parameter), good["shown"].to_numpy())
     if math.isfinite(default):

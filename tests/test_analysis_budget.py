@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 import pytest
-from ledger_maker import Maker, meta_of, native, synthetic, write_study
+from ledger_maker import SPACE, Maker, meta_of, native, synthetic, write_study
 from mmts_ray.analysis import report, tables
 from mmts_ray.analysis import statistics as st
 from mmts_ray.analysis.model import model_of
@@ -39,6 +39,38 @@ def test_trials_that_a_sampler_chose_never_enter_the_budget_curve(tmp_path):
     found = budget.budget(tables.load(folder))
     assert found.numbers["trials"] == {"random": 25}
     assert any("chosen by earlier scores are left out" in plain(s) for s in found.sentences)
+
+
+def two_losses(folder, *, ahead):
+    """A random search over two losses; the second is better by `ahead` and costs four times as much."""
+    space = [SPACE[0], {"path": "loss.name", "kind": "choice", "values": ["first", "second"], "default": "first"}]
+    maker, rng = Maker(folder.name), np.random.default_rng(1)
+    for number in range(120):
+        second = number % 2 == 1
+        params = {"train.lr": float(10 ** rng.uniform(-4, -1)), "loss.name": "second" if second else "first"}
+        score = float(0.2 + 0.1 * rng.random() + ahead * second)
+        maker.run(f"t{number:04d}", "search", params, {VAL: score}, epochs=4 if second else 1, seed=number)
+    return tables.load(write_study(folder, maker.rows, meta_of(folder.name, space=space, baselines=[])))
+
+
+def test_each_searched_loss_has_its_curve_over_trials_and_over_device_time(tmp_path):
+    study = two_losses(tmp_path / "s", ahead=0.08)
+    found = budget.budget(study)
+    frame = found.frames["curves"].set_index(["name", "k"])
+    assert found.numbers["leader"] == "second"
+    at = found.numbers["parts_at"]
+    assert frame.loc[("second", at), "lo"] > frame.loc[("first", at), "median"]
+    assert plain(found.title) == f"second is ahead from {at} random trial{'s' if at > 1 else ''} on"
+    assert frame.loc[("second", 10), "seconds"] == pytest.approx(10 * 9)
+    assert frame.loc[("first", 10), "seconds"] == pytest.approx(10 * 3)
+    drawn = str(budget.draw(study, found))
+    assert drawn.count('<svg class="fig"') == 2
+    assert f"apart from {at}" in drawn
+    assert "device-hours" in drawn
+    assert "after" in found.alts["hours"].desc
+    level = budget.budget(two_losses(tmp_path / "t", ahead=0.0))
+    assert level.numbers["leader"] is None
+    assert plain(level.title).startswith("No loss is ahead of the others at an equal budget: ")
 
 
 def test_the_seeds_of_a_configuration_are_one_trial_of_a_budget_and_one_point_of_a_rung(tmp_path):

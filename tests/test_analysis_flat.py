@@ -117,8 +117,8 @@ def test_a_model_that_has_nothing_to_predict_is_no_limit_to_the_claim(nothing):
 @pytest.mark.parametrize(
     ("options", "title"),
     [
-        ({"effect": lambda u: 0.06 * u[0]}, "Not any setting will do: lr shows evidence of an effect"),
-        ({"failed": 2}, "Not any setting will do: 2 of 160 drawn at random failed"),
+        ({"effect": lambda u: 0.06 * u[0]}, "The setting matters: lr shows evidence of an effect"),
+        ({"failed": 2}, "Not every setting will do: 2 of 160 drawn at random failed"),
         ({"n": 60, "seeds": 5}, "Not shown that any setting will do: 19 of 20 settings may lose up to "),
         (
             {"effect": lambda u: 0.03 * np.sign(np.sin(60 * u.sum()))},  # too fast for any smooth model

@@ -1,6 +1,7 @@
 """Widths around the winner and rings of reruns, against the truth of the simulator."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from ledger_maker import synthetic
 from mmts_ray.analysis import report, tables
 from mmts_ray.analysis.choice import choose
 from mmts_ray.analysis.model import model_of
-from mmts_ray.analysis.panels import importance, plateau, rings, verdict
+from mmts_ray.analysis.panels import importance, isolation, plateau, rings, verdict
 from mmts_ray.analysis.wording import plain
 from scipy import stats
 from simulator import Truth
@@ -42,6 +43,18 @@ def test_the_verdict_names_how_many_matter_and_a_safe_range_of_one_that_does(tmp
     widths = plateau.plateau_of(study).frames["widths"].set_index("path")
     told = widths[widths["gate"].isin(plateau.TOLD) & (grades == "evidence")]["width"]
     assert f"Widest safe range among them: {study.named(told.idxmax())} " in said
+
+
+def test_the_safe_range_is_tinted_in_the_isolation_curves(tmp_path):
+    study = with_rings(tmp_path / "s", trials=120, confirm=5, seed=4)
+    found = isolation.isolation(study)
+    drawn = str(isolation.draw(study, found))
+    figures = re.findall(r'<svg class="fig".*?</svg>', drawn, re.DOTALL)
+    gates = plateau.plateau_of(study).frames["widths"].set_index("path")["gate"]
+    for parameter, figure in zip(study.space, figures, strict=True):
+        assert ("var(--tint)" in figure) == (gates[parameter.path] in plateau.TOLD)
+    assert gates.isin(plateau.TOLD).any()
+    assert "Tinted: the safe range" in plain(found.sentences[0])
 
 
 def test_the_share_of_the_volume_covers_the_truth(random_study):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ledger_maker import OBJECTIVE, SPACE, Maker, hash_of, meta_of, write_study
 from mmts_ray.analysis import arms, plan, report, tables
-from mmts_ray.analysis.panels import ablation, data, inert, ledger, traces, tradeoffs, tunability
+from mmts_ray.analysis.panels import ablation, collected, data, inert, ledger, reproduce, traces, tradeoffs, tunability
 from mmts_ray.analysis.statistics import difference
 from mmts_ray.analysis.steps import path_between, taking
 from mmts_ray.analysis.wording import plain
@@ -115,6 +115,26 @@ def test_what_is_worth_tuning_is_told_by_what_the_winner_loses_without_it(tmp_pa
     assert gain.values["train.lr"] == rows.loc["train.lr", "loss"]
     settings = report.find(study)["tunability"]
     assert settings.refusal is None
+
+
+def test_the_settings_table_begins_with_what_is_worth_tuning(tmp_path):
+    made = Study()
+    alone(made)
+    backwards = SPACE_3[::-1]
+    study = tables.load(write_study(tmp_path / "s", made.maker.rows, meta_of("s", space=backwards)))
+    rows = collected.settings(study, report.find(study)).frames["parameters"]
+    worth = tunability.tunability(study).settings[1].cells
+    places = [collected.NEEDS.index(worth[path]) for path in rows["path"]]
+    assert places == sorted(places)
+    assert rows["path"].iloc[0] == "train.lr"
+    assert backwards[0]["path"] != "train.lr"
+
+
+def test_reproduce_names_the_fresh_seeds(tmp_path):
+    facts = reproduce.reproduce(Study().read(tmp_path)).sentences
+    assert "Fresh seeds: 1000 to 1004." in facts
+    two = reproduce.reproduce(Study(seeds=2).read(tmp_path / "two")).sentences
+    assert "Fresh seeds: 1000 and 1001." in two
 
 
 def test_a_parameter_that_the_code_does_not_read_is_inert_and_one_that_moves_a_digit_is_not(tmp_path):
@@ -237,6 +257,16 @@ def traded(tmp_path, scores):
                       name=name if name == "paper" else f"t_{name}")  # fmt: skip
             number += 1
     return tables.load(write_study(tmp_path / "s", maker.rows, meta_of("s", space=SPACE[:1])))
+
+
+def test_a_quantity_that_does_not_move_stays(tmp_path):
+    maker = Maker("s")
+    for number in range(3):
+        maker.run(f"t{number}", "search", {"train.lr": 1e-3 * (1 + number)}, {VAL: 0.3, "val_alignment": 0.5}, epochs=3)
+    study = tables.load(write_study(tmp_path / "s", maker.rows, meta_of("s", space=SPACE[:1], baselines=[])))
+    found = traces.traces(study)
+    assert plain(found.title) == "The winner's alignment (lower: closer pairs) stays at 0.5"
+    assert "beside" not in str(traces.draw(study, found))
 
 
 def test_who_is_worse_in_everything_is_dominated_and_who_trades_is_not(tmp_path):

@@ -45,22 +45,25 @@ def budget(study: Study) -> Finding:
     base = float(level.mean()) if len(level) else math.nan
     seconds = {name: float(own["device_seconds"].mean()) for name, own in parts.items()}
     frame["seconds"] = frame["name"].map(seconds) * frame["k"]
+    leader = _leader(frame, metric)
     known = frame["median"].dropna()
     ends = [known.min(), known.max(), *frame["lo"].dropna(), *frame["hi"].dropna()]
     return Finding(
-        title=_title(frame, metric),
+        title=_title(frame, metric, leader),
         used=count(len(ended), "random trial"),
-        frames={"curves": frame},
+        frames={"curves": frame, "told": frame[frame["k"].isin(TOLD)].reset_index(drop=True)},
         numbers={
             "default": base,
             "seconds": seconds,
             "trials": {name: len(own) for name, own in parts.items()},
             "lost": int((ended["state"] != "done").sum()),
+            "leader": leader[0] if leader else None,
+            "parts_at": leader[1] if leader else None,
             "low": min(ends, default=0.0),
             "high": max(ends, default=1.0),
         },
         sentences=tuple(_sentences(study, ended, parts, seconds, base)),
-        alts={"curves": _alt(frame, metric, base)},
+        alts={"curves": _alt(frame, metric, base)} | ({"hours": _alt_hours(frame, metric)} if len(parts) > 1 else {}),
     )
 
 
@@ -73,9 +76,19 @@ def draw(study: Study, finding: Finding) -> Markup:
     if metric.better < 0:
         shown = shown.rename(columns={"lo": "hi", "hi": "lo"})
     limits = (low - pad, high + pad)
+    default = finding.numbers["default"] * metric.scale
     drawing = pictures.curves(
-        shown, metric=metric.axis, default=finding.numbers["default"] * metric.scale, limits=limits
+        shown.assign(x=shown["k"]),
+        metric=metric.axis,
+        default=default,
+        limits=limits,
+        parts_at=finding.numbers["parts_at"],
     )
+    drawn = figure(drawing, "budget-0", finding.alts["curves"])
+    if "hours" in finding.alts:  # trials of different losses may cost differently
+        timed = shown.assign(x=shown["seconds"] / 3600)
+        drawing = pictures.curves(timed, metric=metric.axis, default=default, limits=limits, x_label="device-hours")
+        drawn += figure(drawing, "budget-1", finding.alts["hours"])
     columns = [
         Column("name", "Trials", lambda row: row["name"], False),
         Column("k", "Budget", lambda row: str(row["k"])),
@@ -84,9 +97,7 @@ def draw(study: Study, finding: Finding) -> Markup:
         Column("lo", "At least", lambda row: _value(row["lo"], metric)),
         Column("hi", "At most", lambda row: "open" if row["hi"] is None else _value(row["hi"], metric)),
     ]
-    told = frame[frame["k"].isin(TOLD)]
-    numbers_table = table("budget.curves", told, columns, label="Budgets")
-    return beside(figure(drawing, "budget-0", finding.alts["curves"]), finding.sentences) + numbers_table
+    return beside(drawn, finding.sentences) + table("budget.told", finding.frames["told"], columns, label="Budgets")
 
 
 def random_part(study: Study) -> pd.DataFrame:
@@ -134,9 +145,12 @@ def curve_of(name: str, own: pd.DataFrame, metric: Metric) -> pd.DataFrame:
     return pd.DataFrame({"name": name, "k": curve.k, **seen})[told | np.isin(curve.k, TOLD)].reset_index(drop=True)
 
 
-def _title(frame: pd.DataFrame, metric: Metric) -> Markup:
+def _title(frame: pd.DataFrame, metric: Metric, leader: tuple[str, int] | None) -> Markup:
+    if leader is not None:
+        return Markup("{} is ahead from {} on").format(leader[0], count(leader[1], "random trial"))
     if frame["name"].nunique() > 1:
-        return _apart(frame, metric)
+        names = listing(list(dict.fromkeys(frame["name"])))
+        return Markup("No loss is ahead of the others at an equal budget: {}").format(names)
     few, last = frame[frame["k"] == min(10, len(frame))].iloc[0], frame.iloc[-1]
     if not math.isfinite(last["median"]):
         return Markup("Most random trials end without a score")
@@ -144,16 +158,18 @@ def _title(frame: pd.DataFrame, metric: Metric) -> Markup:
     return text.format(int(few["k"]), _value(few["median"], metric), int(last["k"]), _value(last["median"], metric))
 
 
-def _apart(frame: pd.DataFrame, metric: Metric) -> Markup:
-    """Where the lower limit of one loss passes the median of all others for good."""
+def _leader(frame: pd.DataFrame, metric: Metric) -> tuple[str, int] | None:
+    """(name, budget) from which on the lower limit of one loss lies beyond the median of all others for good."""
+    if frame["name"].nunique() < 2:
+        return None
     wide = frame.pivot(index="k", columns="name", values="median") * metric.better
     low = frame.pivot(index="k", columns="name", values="lo") * metric.better
     for name in wide:
         others = wide.drop(columns=[name]).max(axis=1)
         ahead = (low[name] > others) & others.notna()
         if ahead.any() and ahead[ahead.idxmax() :].dropna().all():
-            return Markup("{} is ahead from {} on").format(name, count(int(ahead.idxmax()), "random trial"))
-    return Markup("No loss is ahead of the others at an equal budget: {}").format(listing(list(wide)))
+            return str(name), int(ahead.idxmax())
+    return None
 
 
 def _sentences(
@@ -191,6 +207,14 @@ def _alt(frame: pd.DataFrame, metric: Metric, base: float) -> Alt:
     if math.isfinite(base):
         parts.append(f"Default: {fixed(base * metric.scale, 1 if metric.share else 3)}.")
     return Alt("Best score against budget", " ".join(parts))
+
+
+def _alt_hours(frame: pd.DataFrame, metric: Metric) -> Alt:
+    parts = [f"x: device-hours, y: {metric.axis}; the same medians and bands by what the trials cost."]
+    for name, own in frame.groupby("name", sort=False):
+        last = own.iloc[-1]
+        parts.append(f"{name}: {_value(last['median'], metric).striptags()} after {duration(last['seconds'])}.")
+    return Alt("Best score against device time", " ".join(parts))
 
 
 def _value(value: Any, metric: Metric) -> Markup:

@@ -1,19 +1,21 @@
 """The two parts of the page that every panel can add to: warnings, and the table "What should I set?"."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pandas as pd
 from markupsafe import Markup
 
 from ..choice import best_config, choose
-from ..finding import SEVERITIES, Exact, Finding
+from ..finding import SEVERITIES, Exact, Finding, Setting
 from ..page import Column, notes, table
 from ..tables import Study, default_value
 from ..wording import count, full, in_words, listing, plain, setting
 from . import flat
+from .tunability import INERT, NO, OPEN, YES
 
 NOT_MEASURED = {"evidence": "importance", "gain": "gain per parameter", "safe_range": "safe range"}
+NEEDS = (YES, OPEN, "not measured", NO, "as the default", INERT)  # what to act on, first to last
 SHOWN = 7  # warnings before the rest is folded
 
 
@@ -84,6 +86,7 @@ def settings(study: Study, findings: Mapping[str, Finding]) -> Finding:
         for column in added:
             row[column.key] = column.values.get(parameter.path)
         rows.append(row)
+    rows.sort(key=lambda row: _need(row, added))
     columns = ["path", "name", "doc", "set_to", "set_to_text", "default", "default_text", *(c.key for c in added)]
     frame = pd.DataFrame(rows, columns=columns).astype(object)
     frame = frame.where(frame.notna(), None)
@@ -96,6 +99,15 @@ def settings(study: Study, findings: Mapping[str, Finding]) -> Finding:
         sentences=(_lead(study, verdict, winner is not None, trial),),
         settings=tuple(added),
     )
+
+
+def _need(row: Mapping[str, Any], added: Sequence[Setting]) -> tuple[int, float]:
+    """What to act on first: worth tuning, then not established, then leave it; within each, the clearer effect."""
+    by = {column.key: column for column in added}
+    worth = str(by["worth"].cells.get(row["path"], "")) if "worth" in by else ""
+    place = NEEDS.index(worth) if worth in NEEDS else len(NEEDS) // 2
+    p = row.get("evidence")
+    return place, 1.0 if p is None else float(p)
 
 
 def draw_settings(study: Study, finding: Finding, name: str = "settings") -> Markup:

@@ -61,7 +61,7 @@ def flat(study: Study) -> Finding:
     any_ = found.within(delta) and not lost and not proven
     return Finding(
         title=_title(found, delta, lost, proven, len(drawn), metric),
-        used=f"{count(len(drawn), 'setting')} drawn at random, seed noise from {count(df, 'degree')} of freedom",
+        used=f"{count(len(drawn), 'setting')} drawn at random",
         frames={"measures": frame},
         numbers={
             "any": any_,
@@ -211,11 +211,11 @@ def _size(row: Mapping[str, Any], metric: Metric) -> Markup:
 def _title(found: Flatness, delta: float, lost: int, proven: list[str], n: int, metric: Metric) -> Markup:
     most = amount(found.most.hi, metric)
     if proven:
-        return Markup("Not any setting will do: {} {} evidence of an effect").format(
+        return Markup("The setting matters: {} {} evidence of an effect").format(
             listing(proven), "shows" if len(proven) == 1 else "show"
         )
     if lost:
-        return Markup("Not any setting will do: {} of {} drawn at random failed").format(lost, n + lost)
+        return Markup("Not every setting will do: {} of {} drawn at random failed").format(lost, n + lost)
     if found.within(delta):
         return Markup("Any setting will do: {} lose at most {}").format(NEARLY_ALL, most)
     if found.p <= LEVEL_OF_TEST:
@@ -233,7 +233,8 @@ def _sentences(model: Model, found: Flatness, delta: float, metric: Metric, shar
     text = (
         "The seed alone would spread scores as far in {} of 100 studies. Losses are against the best of these settings."
     )
-    said.append(Markup(text).format(number(found.p, fixed(100 * found.p, 0))))
+    often = number(found.p, fixed(100 * found.p, 0) if found.p >= 0.01 else "fewer than 1")
+    said.append(Markup(text).format(often))
     if shared:
         text = "All settings ran on the same seeds, so their common luck is taken out of the noise of the seed."
         said.append(Markup(text))

@@ -11,12 +11,14 @@ from markupsafe import Markup
 from .. import commands, plots
 from ..choice import best_config, best_tenth, candidates
 from ..finding import Alt, Finding, Refusal, Setting
+from ..model import model_of
 from ..page import Axis, Column, bar, figure, more, notes, table
 from ..statistics import Interval, t_interval
 from ..tables import Metric, Parameter, Study, default_value, lost_trials, positions
 from ..wording import count, listing, percent, setting, significant, single
 from .bounds import failing_ends
-from .plateau import plateau_of
+from .importance import lacking
+from .plateau import TOLD, plateau_of
 
 MOST_FIGURES = 12
 MOST_BUCKETS = 10
@@ -53,8 +55,8 @@ def isolation(study: Study) -> Finding:
 def draw(study: Study, finding: Finding) -> Markup:
     metric, numbers = study.objective, finding.numbers
     points, buckets = finding.frames["points"], finding.frames["buckets"]
-    pictures = []
-    for place, parameter in enumerate(study.space):
+    pictures, safe = [], _safe(study)
+    for place, parameter in enumerate(_by_evidence(study)):
         own = points[points["path"] == parameter.path]
         best = buckets[(buckets["path"] == parameter.path) & (buckets["n"] >= PER_BUCKET)]
         drawing = plots.isolation(
@@ -68,6 +70,7 @@ def draw(study: Study, finding: Finding) -> Markup:
             metric=metric.axis,
             ylim=(numbers["low"] * metric.scale, numbers["high"] * metric.scale),
             lane=numbers["failed"] > 0,
+            plateau=safe.get(parameter.path),
         )
         pictures.append(figure(drawing, f"isolation-{place}", finding.alts[parameter.path]))
     drawn = _grid(pictures[:MOST_FIGURES])
@@ -84,6 +87,22 @@ def draw(study: Study, finding: Finding) -> Markup:
     ]
     numbers_table = table("isolation.buckets", buckets, columns, label="Best trial of each bucket")
     return drawn + notes(finding.sentences) + more("Best trial of each bucket", numbers_table)
+
+
+def _by_evidence(study: Study) -> list[Parameter]:
+    """The parameters as declared; where they are more than a page holds, those with evidence of an effect first."""
+    model = model_of(study)
+    if len(study.space) <= MOST_FIGURES or lacking(study, model) is not None:
+        return list(study.space)
+    p = {parameter.path: test.p for parameter, (test, _) in zip(model.parameters, model.evidence)}
+    return sorted(study.space, key=lambda parameter: p.get(parameter.path, 1.0))
+
+
+def _safe(study: Study) -> dict[str, tuple[float, float]]:
+    """Ends of the safe ranges that are told, as positions."""
+    finding = plateau_of(study)
+    rows = finding.frames["widths"].to_dict(orient="records") if finding.refusal is None else []
+    return {row["path"]: (row["left"], row["right"]) for row in rows if row["gate"] in TOLD and row["kind"] != "choice"}
 
 
 def _shared_range(scores: np.ndarray, envelope: pd.DataFrame, metric: Metric) -> tuple[float, float]:
@@ -187,6 +206,8 @@ def _caption(study: Study, n: int, outside: int, failed: int, intervals: bool) -
     if intervals:
         parts.append("Hollow dots with bars: mean and 95 % interval of the same setting on fresh seeds.")
     parts.append("Dashed: default.")
+    if _safe(study):
+        parts.append("Tinted: the safe range around the winner, others as set, by the model.")
     if outside:
         parts.append(f"{count(outside, 'trial')} outside the axis.")
     if failed:

@@ -84,6 +84,10 @@ def _facts(study: Study) -> Iterator[str]:
         gpus = hardware.get("gpus") or ["no GPU"]
         parts = [f"{hardware.get('cpus')} CPUs", hardware.get("cpu"), f"{hardware.get('memory_gib')} GiB", *gpus]
         yield f"Hardware: {', '.join(str(part) for part in [*parts, hardware.get('platform')] if part)}."
+    seeds = sorted({int(s) for s in study.trials.loc[study.trials["kind"] == "confirm", "seed"].dropna()})
+    if seeds:
+        whole = len(seeds) > 2 and seeds[-1] - seeds[0] == len(seeds) - 1
+        yield f"Fresh seeds: {f'{seeds[0]} to {seeds[-1]}' if whole else listing(seeds, most=len(seeds))}."
     if (meta.get("data") or {}).get("key"):
         yield f"Data key {meta['data']['key']}."
     yield f"Ledger hash {study.ledger_hash}."

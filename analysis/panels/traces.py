@@ -11,7 +11,7 @@ from markupsafe import Markup
 from .. import commands, plots
 from ..choice import best_config, choose
 from ..finding import Alt, Check, Finding, Refusal, check
-from ..page import Column, bar, beside, figure, table
+from ..page import Column, bar, beside, figure, notes, table
 from ..tables import Metric, Study
 from ..wording import count, number, percent, significant
 
@@ -85,7 +85,7 @@ def draw(study: Study, finding: Finding) -> Markup:
     ]
     drawn = table("traces.quantities", rows, columns, label=NAME)
     if scheduled is None:
-        return drawn + beside(Markup(""), finding.sentences)
+        return drawn + notes(finding.sentences)
     drawing = plots.scheduled(_scheduled(frame, scheduled), name=_word(scheduled))
     return beside(figure(drawing, "traces-0", finding.alts["scheduled"]), finding.sentences) + drawn
 
@@ -192,6 +192,10 @@ def _title(rows: pd.DataFrame, scheduled: str | None) -> Markup:
             word, number(by.loc[key, "end"], significant(by.loc[key, "end"], 3))
         )
     first = rows.iloc[0]
+    if first["low"] == first["high"]:
+        return Markup("The winner's {} stays at {}").format(
+            first["name"], number(first["end"], significant(first["end"], 3))
+        )
     return Markup("The winner's {} goes from {} to {}").format(
         first["name"], *(number(first[key], significant(first[key], 3)) for key in ("start", "end"))
     )

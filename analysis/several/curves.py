@@ -45,7 +45,7 @@ def curves(several: Several) -> Finding:
     return Finding(
         title=_title(frame, metric, parts_at),
         used=listing([f"{label}: {len(own)}" for label, own in kept.items()]) + " random trials",
-        frames={"curves": frame},
+        frames={"curves": frame, "told": frame[frame["k"].isin(TOLD)].reset_index(drop=True)},
         numbers={"low": known.min(), "high": known.max(), "parts_at": parts_at[0], "leader": parts_at[1],
                  "not_drawn": len(parts) - len(kept)},
         sentences=(
@@ -67,7 +67,13 @@ def draw(several: Several, finding: Finding) -> Markup:
     )
     if metric.better < 0:
         shown = shown.rename(columns={"lo": "hi", "hi": "lo"})
-    drawing = pictures.curves(shown, metric=metric.axis, default=math.nan, limits=(low - pad, high + pad))
+    drawing = pictures.curves(
+        shown.assign(x=shown["k"]),
+        metric=metric.axis,
+        default=math.nan,
+        limits=(low - pad, high + pad),
+        parts_at=finding.numbers["parts_at"],
+    )
 
     def value(key: str) -> Any:
         def show(row: Mapping[str, Any]) -> Markup | str:
@@ -82,9 +88,8 @@ def draw(several: Several, finding: Finding) -> Markup:
         Column("lo", "Worse end", value("lo")),
         Column("hi", "Better end", value("hi")),
     ]
-    told = frame[frame["k"].isin(TOLD)]
     drawn = beside(figure(drawing, "curves-0", finding.alts["curves"]), finding.sentences)
-    return drawn + table("curves.curves", told, columns, label="Budgets")
+    return drawn + table("curves.told", finding.frames["told"], columns, label="Budgets")
 
 
 def _data(study: Study) -> dict[str, Any]:
