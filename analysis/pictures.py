@@ -16,7 +16,6 @@ from matplotlib.ticker import MaxNLocator
 from .plots import (
     FULL,
     MOST_DOTS,
-    _above,
     _at_end,
     _axes,
     _cloud,
@@ -114,7 +113,10 @@ def curves(
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=first >= 1, min_n_ticks=1))
     if parts_at is not None:
         ax.axvline(parts_at, color=INK["muted"], linewidth=0.9, linestyle=(0, (1, 1.5)))
-        _above(ax, parts_at, f"apart from {setting(parts_at)}")
+        place, _ = ax.transAxes.inverted().transform(ax.transData.transform((parts_at, low)))
+        side, step = ("left", 4) if place < 0.7 else ("right", -4)  # at the foot: names and the title are above
+        ax.annotate(f"ahead from {setting(parts_at)}", (place, 0), xycoords="axes fraction", xytext=(step, 4),
+                    textcoords="offset points", ha=side, color=INK["muted"])  # fmt: skip
     _plain_y(ax)
     ax.set_xlabel(f"{x_label}{' (log)' if log else ''}", labelpad=3)
     _y_title(ax, metric)

@@ -9,8 +9,13 @@ from ledger_maker import DEFAULT, Maker, meta_of, synthetic, unit, write_study
 from mmts_ray.analysis import plan, report
 from mmts_ray.analysis.panels import PANELS
 from mmts_ray.analysis.several import write as several
+from sweeps import BASE, shifted
+from test_analysis_budget import two_losses
 from test_analysis_curves import cosines
+from test_analysis_flat import level
+from test_analysis_gap import FAR, NEAR, baselines
 from test_analysis_plan import QUICK, TOP, World
+from test_analysis_profiles import carried
 from test_analysis_report import numbers_of, rich  # noqa: F401  (rich is a fixture)
 
 pytestmark = [
@@ -90,10 +95,16 @@ def written(rich, tmp_path_factory):  # noqa: F811
         "plain": synthetic(made / "plain", trials=30, confirm=0),
         "everything": everything(made / "everything"),
         "nothing": nothing(made / "nothing"),
+        "losses": two_losses(made / "losses", ahead=0.08).path,
+        "level": level(made / "level"),
+        "baselines": baselines(made / "baselines", {"paper": BASE, "b": shifted(0.05)}, {"paper": FAR, "b": NEAR}).path,
     }
     others = [synthetic(made / f"other{seed}", trials=30, confirm=3, seed=seed) for seed in (4, 5)]
     compared = several.write(several.make(others))
-    return {"several": compared} | {name: report.write(folder) for name, folder in studies.items()}
+    profiles = several.write(several.make(carried(made / "sets")))
+    return {"several": compared, "profiles": profiles} | {
+        name: report.write(folder) for name, folder in studies.items()
+    }
 
 
 def twin_of(path):
@@ -122,7 +133,7 @@ def complaints(page):
 STUDIES = ["rich", "plain", "everything", "nothing"]
 
 
-@pytest.mark.parametrize("name", [*STUDIES, "several"])
+@pytest.mark.parametrize("name", [*STUDIES, "losses", "level", "baselines", "several", "profiles"])
 @pytest.mark.parametrize("dark", [False, True], ids=["day", "night"])
 @pytest.mark.parametrize("width", [400, 1400])
 def test_layout(page, written, width, dark, name):

@@ -65,7 +65,7 @@ def test_each_searched_loss_has_its_curve_over_trials_and_over_device_time(tmp_p
     assert frame.loc[("first", 10), "seconds"] == pytest.approx(10 * 3)
     drawn = str(budget.draw(study, found))
     assert drawn.count('<svg class="fig"') == 2
-    assert f"apart from {at}" in drawn
+    assert f"ahead from {at}" in drawn
     assert "device-hours" in drawn
     assert "after" in found.alts["hours"].desc
     level = budget.budget(two_losses(tmp_path / "t", ahead=0.0))
