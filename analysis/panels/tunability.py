@@ -10,12 +10,12 @@ from markupsafe import Markup
 from .. import arms, commands
 from ..choice import choose
 from ..finding import Finding, Refusal, Setting
-from ..page import Column, notes, table
+from ..page import Axis, Column, bar, notes, table
 from ..probes import reacts
 from ..statistics import Difference, Interval, difference
 from ..steps import path_between, taking
 from ..tables import Metric, Study
-from ..wording import amount, change, count, listing, points
+from ..wording import amount, change, count, listing, points, significant
 
 NAME = "Tunability"
 YES, NO, INERT, OPEN = "Yes", "No, leave default", "No, inert", "Not established"
@@ -79,15 +79,30 @@ def draw(study: Study, finding: Finding) -> Markup:
 
         return show
 
+    frame, scale = finding.frames["changes"], metric.scale * (metric.better or 1)
+    ends = pd.concat([frame[key] for key in ("loss", "loss_lo", "loss_hi")]).dropna() * scale
+    pad = 0.05 * max(abs(ends)) or 0.01
+    axis = Axis(min(0.0, ends.min()) - pad, max(0.0, ends.max()) + pad)
+
+    def place(row: Mapping[str, Any]) -> Markup | str:
+        if row["loss"] is None:
+            return "not measured"
+        lo, hi = sorted((axis(row["loss_lo"] * scale), axis(row["loss_hi"] * scale)))
+        role = "winner" if row["verdict"] == YES else "baseline"
+        low, high = (significant(end) for end in (axis.low, axis.high))
+        return bar("interval", mean=axis(row["loss"] * scale), lo=lo, hi=hi, role=role, dashed=axis(0.0), low=low,
+                   high=high)  # fmt: skip
+
     unit = f"{',' if metric.share else ''}{points(metric)}"
     columns = [
         Column("what", "Change", lambda row: row["what"], False),
+        Column("loss_lo", "Lost without it; dashed: nothing", place, False, "wide"),
         Column("gain", f"Gain alone{unit}", moved("gain")),
         Column("loss", f"Loss without{unit}", moved("loss")),
         Column("n", "Seeds", lambda row: str(row["n"])),
         Column("verdict", "Worth tuning?", lambda row: Markup("<b>{}</b>").format(row["verdict"]), False),
     ]
-    drawn = table("tunability.changes", finding.frames["changes"], columns, label=NAME)
+    drawn = table("tunability.changes", frame, columns, label=NAME, wide=True)
     return drawn + notes(finding.sentences)
 
 
