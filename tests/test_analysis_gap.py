@@ -77,7 +77,9 @@ def test_the_report_of_a_study_of_baselines_alone_is_written(tmp_path):
     assert {"verdict", "fresh", "gap", "metrics", "ledger"} <= drawn
     searching = {"budget", "flat", "isolation", "bounds", "importance", "interactions", "plateau", "inert"}
     assert not drawn & searching
-    assert report.write(tmp_path / "s").is_file()
+    text = report.write(tmp_path / "s").read_text()
+    assert "Nothing was searched: the settings were given, and the verdict compares them." in text
+    assert "These are the winner" not in text
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,13 @@ def test_tuning_can_be_worse(tmp_path):
     assert "tuning chose a setting 2.96 points [2.69, 3.23] below it" in plain(found.title)
 
 
+def test_a_baseline_that_is_worse_was_not_tuned(tmp_path):
+    folder = arms(tmp_path / "s", {"paper": BASE, "other": shifted(-0.03)}, baselines=["paper", "other"])
+    title = plain(verdict_of(folder).title)
+    assert title.startswith("The default is better: the best of the others, the baseline “other”, is 2.96 points [")
+    assert "tuning" not in title
+
+
 def test_below_means_better_for_a_loss(tmp_path):
     found = verdict_of(arms(tmp_path / "s", {"paper": BASE, "t0001": shifted(-0.03)}, objective={VAL: "min"}))
     assert found.numbers["case"] == "established"

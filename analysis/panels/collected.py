@@ -114,7 +114,7 @@ def draw_settings(study: Study, finding: Finding, name: str = "settings") -> Mar
     """The table; `name` is its panel in the JSON twin."""
     frame = finding.frames["parameters"]
     if frame.empty:
-        return notes(["The study searched no parameter."])
+        return Markup("")
     columns = [
         Column(
             "name", "Parameter", lambda row: Markup('<span title="{}">{}</span>').format(row["doc"], row["name"]), False
@@ -155,6 +155,8 @@ def _lead(study: Study, verdict: Finding, confirmed: bool, trial: str | None) ->
     case = verdict.numbers["case"]
     if trial is None:
         return Markup("No trial finished with a score, so there is nothing to set.")
+    if not study.space:
+        return Markup("Nothing was searched: the settings were given, and the verdict compares them.")
     if case == "refused":
         who = "the best setting with fresh seeds" if confirmed else f"the best trial of the search, {study.behind}"
         return Markup("Provisional: these are the values of {}, {}.").format(who, trial)

@@ -53,6 +53,9 @@ def title(facts: "Facts") -> Markup:
     if facts.case == "established":
         return Markup("{}, {} the default, on {}.").format(reaches, apart, each)
     if facts.case == "worse":
+        if winner.source == "baseline":
+            text = "The default is better: the best of the others, the baseline “{}”, is {} it, on {}."
+            return Markup(text).format(winner.label, apart, each)
         return Markup("The default is better: tuning chose a setting {} it, on {}.").format(apart, each)
     return Markup("No setting beats the default by more than noise: {} differs by {}, on {}.").format(
         winner.label, change(gain, metric, with_unit=True), each
