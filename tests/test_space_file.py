@@ -353,3 +353,15 @@ def test_weights_are_named_in_full_whatever_stands_before_them(tmp_path, monkeyp
     for weights, full in given.items():
         (tmp_path / "s.yaml").write_text(f"fixed: {{model: {{name: open_clip, weights: '{weights}'}}}}")
         assert dict(space_file.load(tmp_path / "s.yaml").fixed)["model.weights"] == full
+
+
+@pytest.mark.parametrize(
+    ("strategy", "trials", "controls"),
+    [("tpe_asha", 100, 20), ("random_asha", 5000, 20), ("bohb", 100, 20), ("tpe_asha", 99, 0), ("tpe", 1000, 0)],
+)
+def test_a_large_study_that_stops_trials_spares_twenty_random_ones_for_the_worth_of_an_early_result(
+    strategy, trials, controls
+):
+    study = space_file.parse({"strategy": strategy, "trials": trials})
+    assert study.controls == controls
+    assert space_file.parse({"strategy": strategy, "trials": trials, "controls": 7}).controls == 7
