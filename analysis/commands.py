@@ -7,6 +7,8 @@ from typing import Any
 
 from .tables import Study
 
+CONTROLS = 20  # random trials that are never stopped: rank correlations of rungs need that many
+STEPPING = ("asha", "hyperband", "bohb", "pbt")  # in the name of a strategy that stops trials
 TOP, SEEDS = 3, 5  # what a verdict wants: the best three, five fresh seeds each
 
 
@@ -66,8 +68,25 @@ def fresh_runs(study: Study) -> int:
     return (TOP + len(study.meta.get("baselines") or [])) * SEEDS
 
 
-def controls(study: Study) -> str:
-    """Random trials: all of them in a random study, else controls from a plan."""
+def stops(study: Study) -> bool:
+    """Whether its trials are stopped early: by its strategy, or as the ledger shows."""
+    strategy = str(study.meta.get("strategy") or "")
+    return any(word in strategy for word in STEPPING) or bool((study.trials["state"] == "stopped").any())
+
+
+def controls(study: Study, wanted: int = CONTROLS) -> tuple[str, str]:
+    """(words, command) for so many random trials: more of a random study, controls of a plan where trials are stopped
+    early, else a random study of the same space beside this one.
+    """
     if not study.space:
-        return widen(study)
-    return extend(study) if str(study.meta.get("strategy") or "").startswith("random") else plan(study)
+        return "This fills it:", widen(study)
+    if str(study.meta.get("strategy") or "").startswith("random") and not stops(study):
+        return "This fills it:", extend(study)
+    if stops(study) and wanted <= CONTROLS:
+        return "This fills it:", plan(study)
+    folder = study.folder.rstrip("/")
+    words = ["mmts-ray", "search", f"{folder}/study.yaml", "--out", f"{folder}-random", "strategy=random",
+             f"trials={wanted}"]  # fmt: skip
+    return "A random study of the same space, beside this one, has them:", _ours(
+        study, " ".join(map(shlex.quote, words))
+    )

@@ -22,8 +22,6 @@ from .tables import Parameter, Study
 from .wording import count
 
 EDGE = 0.05  # a winner in the outer twentieth of a range gets bound probes
-CONTROLS = 20  # random trials that are never stopped: rank correlations of rungs need that many
-STEPPING = ("asha", "hyperband", "bohb", "pbt")  # in the name of a strategy that stops trials
 
 
 @dataclass(frozen=True)
@@ -223,15 +221,13 @@ def _changes(before: Mapping[str, Any], after: Mapping[str, Any], block: str) ->
 
 def _controls(study: Study) -> Iterator[Entry]:
     """Random trials that run to their end, for a study that stops trials."""
-    strategy = str(study.meta.get("strategy") or "")
-    stopping = any(word in strategy for word in STEPPING) or bool((study.trials["state"] == "stopped").any())
     have = int(((study.trials["kind"] == "control") & (study.trials["state"] != "failed")).sum())
     ranges = [p for p in study.space if p.kind == "choice" or p.high > p.low]
-    if not stopping or not ranges or have >= CONTROLS:
+    if not commands.stops(study) or not ranges or have >= commands.CONTROLS:
         return
     seed = int(study.meta.get("seed") or 0)
     reason = "stopped trials are a selected sample: only random ones that run to their end show what a rung is worth"
-    for number in range(have, CONTROLS):
+    for number in range(have, commands.CONTROLS):
         # each point from its own stream: a plan that is made again after some have run draws the same others
         rng = np.random.Generator(np.random.PCG64([seed, 0xC0, number]))
         point: dict[str, Any] = {}

@@ -140,7 +140,10 @@ def test_it_is_not_said_where_something_speaks_against_it(tmp_path, options, tit
     ("options", "needs", "command"),
     [
         ({"n": 40}, "Needs 50 settings drawn at random that ran to their end; 40 did.", "extend s --trials 40"),
-        ({"strategy": "tpe"}, "Needs 50 settings drawn at random that ran to their end; 0 did.", "report s --plan"),
+        ({"strategy": "tpe"}, "Needs 50 settings drawn at random that ran to their end; 0 did. A random study of the "
+         "same space, beside this one, has them:", "search s/study.yaml --out s-random strategy=random trials=50"),
+        ({"strategy": "random_asha"}, "Needs 50 settings drawn at random that ran to their end; 0 did.",
+         "search s/study.yaml --out s-random strategy=random trials=50"),
         ({"seeds": 2}, "Needs 3 fresh seeds of the winner: the noise of the seed is measured there; it has 2:",
          "confirm s --top 3 --seeds 5"),
     ],

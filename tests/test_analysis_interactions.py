@@ -181,6 +181,7 @@ def test_interactions_are_not_looked_for_where_a_sampler_chose(tmp_path):
     folder = synthetic(tmp_path / "s", trials=150, confirm=3, strategy="tpe")
     found = interactions.interactions(tables.load(folder))
     assert "Needs 60 configurations drawn at random, 10 per parameter; 0 were." in plain(found.refusal.needs)
+    assert found.refusal.command.endswith("strategy=random trials=60")
     maker, truth, rng = Maker("s"), Truth(), np.random.default_rng(3)
     for number in range(80):
         u = rng.random(6) * [0.8, 1, 1, 1, 1, 1]

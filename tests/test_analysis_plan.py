@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 import yaml
 from ledger_maker import DEFAULT, OBJECTIVE, SPACE, Maker, diverges, meta_of, metrics_of, native, unit, write_study
-from mmts_ray.analysis import choice, plan, plan_text, probes, report, steps, tables
+from mmts_ray.analysis import choice, commands, plan, plan_text, probes, report, steps, tables
+from mmts_ray.analysis.panels import budget, fidelity, flat, interactions
 
 VAL = f"val_{OBJECTIVE}"
 QUICK = {"train.epochs": 4}
@@ -282,3 +283,19 @@ def test_planned_runs_fill_the_panels_that_lacked_them(tmp_path):
     planned = {(path, v) for e in made.entries if e.name.startswith("ring") for path, v in e.changes.items()}
     assert len(planned) == 4 * len(SPACE)
     assert planned <= set(zip(rings["path"], rings["value"]))
+
+
+@pytest.mark.parametrize("strategy", ["random", "grid", "tpe", "tpe_asha", "random_asha", "hyperband", "pbt"])
+@pytest.mark.parametrize("panel", [budget.budget, fidelity.fidelity, flat.flat, interactions.interactions])
+def test_the_command_of_a_panel_that_lacks_random_trials_brings_them(tmp_path, strategy, panel):
+    study = World(tmp_path / "s", trials=6, strategy=strategy).study
+    found = panel(study)
+    assert found.refusal is not None
+    if " --plan" in found.refusal.command:
+        planned = [e for e in plan.plan(study).entries if e.kind == "control"]
+        assert len(planned) == commands.CONTROLS
+    elif " search " in found.refusal.command:
+        assert "strategy=random trials=" in found.refusal.command
+    else:
+        assert found.refusal.command.startswith("mmts-ray extend s --trials ")
+        assert strategy in ("random", "grid") or panel is interactions.interactions

@@ -36,8 +36,8 @@ def budget(study: Study) -> Finding:
         )
         if left > 0:
             needs += f" The other {count(left, 'trial')}, chosen by earlier scores, would flatter the curve."
-        return Finding(NAME, count(len(ended), "random trial"),
-                       refusal=Refusal(f"{needs} This fills it:", commands.controls(study)))  # fmt: skip
+        words, command = commands.controls(study, NEEDED)
+        return Finding(NAME, count(len(ended), "random trial"), refusal=Refusal(f"{needs} {words}", command))
     parts = {name: own.head(MOST_TRIALS) for name, own in _parts(study, ended).items()}
     frame = pd.concat([curve_of(name, own, metric) for name, own in parts.items()], ignore_index=True)
     default = choose(study).default

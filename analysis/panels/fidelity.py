@@ -145,7 +145,8 @@ def _lacking(study: Study, rungs: list[int], scores: pd.DataFrame) -> Refusal | 
                 f" Among the {len(both)} survivors the rank correlation of epoch {epoch} with the end is "
                 f"{fixed(r.mean, 2)}: a lower bound, and no interval, because they were selected by that very score."
             )
-    return Refusal(f"{needs} This fills it:", commands.controls(study))
+    words, command = commands.controls(study, ENOUGH)
+    return Refusal(f"{needs} {words}", command)
 
 
 def _kept(values: pd.Series, metric: Metric) -> pd.Series:

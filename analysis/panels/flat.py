@@ -55,7 +55,9 @@ def flat(study: Study) -> Finding:
         (sd / math.sqrt(_seeds(study)), df),
         model.stream("flat"),
     )
-    lost = int(random_part(study)["state"].isin(["infeasible", "failed"]).sum())
+    ended = random_part(study)
+    ended = ended[ended["kind"] == "control"] if commands.stops(study) else ended
+    lost = int(ended["state"].isin(["infeasible", "failed"]).sum())
     proven = [study.named(p.path) for p, (_, holm) in zip(model.parameters, model.evidence) if holm <= LEVEL_OF_TEST]
     frame = pd.DataFrame([_row(key, getattr(found, key)) for key in ROWS])
     any_ = found.within(delta) and not lost and not proven
@@ -133,8 +135,13 @@ def claim(study: Study) -> Markup:
 
 
 def _drawn(study: Study, model: Model) -> pd.DataFrame:
-    """Configurations drawn at random with their score in the search: u, active, score. Fresh runs are left out."""
+    """Configurations drawn at random with their score in the search: u, active, score. Fresh runs are left out.
+
+    Where trials are stopped early those that ran to their end were chosen by their scores: only controls count.
+    """
     frame = model.frame[model.frame["drawn"]]
+    if commands.stops(study):
+        frame = frame[frame["kinds"].map(lambda kinds: "control" in kinds).astype(bool)]
     ran = study.searched
     scores = ran["score"].groupby(ran["config_hash"].fillna(ran["trial"])).mean()
     drawn = frame.assign(score=frame["key"].map(scores))
@@ -146,8 +153,9 @@ def _lacking(study: Study, model: Model, n: int) -> Refusal | None:
         return Refusal("Needs a searched parameter; trials of a space with a search section fill it:",
                        commands.widen(study))  # fmt: skip
     if n < RANDOM_ALONE:
-        needs = f"Needs {RANDOM_ALONE} settings drawn at random that ran to their end; {n} did. More fill it:"
-        return Refusal(needs, commands.controls(study))
+        needs = f"Needs {RANDOM_ALONE} settings drawn at random that ran to their end; {n} did."
+        words, command = commands.controls(study, RANDOM_ALONE)
+        return Refusal(f"{needs} {words}", command)
     winner = choose(study).winner
     seeds = 0 if winner is None else len(winner.values(study.objective.column))
     if seeds < FRESH_NEEDED or not math.isfinite(model.deltas[0]):

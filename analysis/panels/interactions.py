@@ -54,9 +54,10 @@ def interactions(study: Study) -> Finding:
             needs = (
                 f"Needs {wanted} configurations drawn at random, {PER_PARAMETER} per parameter; {n} "
                 f"{'was' if n == 1 else 'were'}. Where a sampler followed the scores, pairs are invented three times "
-                "too often. More controls fill it:"
+                "too often."
             )
-            refused = Refusal(needs, commands.controls(study))
+            words, command = commands.controls(study, wanted)
+            refused = Refusal(f"{needs} {words}", command)
     if refused is None and model.pairs is None:
         needs = "The configurations cannot tell products from single effects (too few distinct values). More fill it:"
         refused = Refusal(needs, commands.extend(study))
