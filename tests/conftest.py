@@ -1,6 +1,7 @@
 """What tests of several files need: a local Ray, a searched study, a cache of their own, encoders that cost nothing."""
 
 import os
+import sys
 
 import pytest
 
@@ -33,6 +34,14 @@ def random_study(tmp_path_factory):
     from mmts_ray.analysis import tables
 
     return tables.load(synthetic(tmp_path_factory.mktemp("sweep") / "s", trials=120, confirm=5, top=9, seed=4))
+
+
+@pytest.fixture(autouse=True)
+def no_place_is_left():
+    """A command of a later test in this process would ask for the bucket of an earlier one."""
+    yield
+    if (storage := sys.modules.get("mmts_ray.storage")) is not None:
+        storage._places.clear()
 
 
 @pytest.fixture

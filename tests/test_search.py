@@ -135,7 +135,7 @@ def test_every_strategy_lives_its_life(strategy, local_ray, tmp_path):
     check_ledger(tmp_path / "s")
 
 
-@pytest.mark.parametrize(("strategy", "written"), [("random", 3), ("hyperband", 4), ("pbt", 3)])
+@pytest.mark.parametrize(("strategy", "written"), [("hyperband", 4), ("pbt", 3)])
 def test_a_search_whose_ledger_cannot_be_written_ends_at_once_and_goes_on_later(
     strategy, written, local_ray, tmp_path, monkeypatch
 ):
