@@ -9,7 +9,7 @@ pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(900)]
 MOVABLE = {"train.lr": {"loguniform": [1e-3, 1e-1]}, "train.weight_decay": {"uniform": [0, 0.1]}}  # under pbt, too
 
 
-@pytest.mark.parametrize("strategy", ["tpe_asha", "hyperband", "pbt", "nsga2"])  # one of each that remembers in its way
+@pytest.mark.parametrize("strategy", ["hyperband", "pbt"])  # what pauses and copies
 def test_a_study_is_extended_and_confirmed(strategy, local_ray, tmp_path):
     goals = {"val_i2t_r1": "max", "val_modality_distance": "min"} if "nsga2" in strategy else {"val_i2t_r1": "max"}
     study = space_file.parse({**SPACE, "strategy": strategy, "search": MOVABLE, "objective": goals})

@@ -81,7 +81,7 @@ def test_one_worker_gives_the_same_numbers_through_train_and_through_the_warm_ac
     ledger.close()
 
 
-@pytest.mark.parametrize("strategy", ["hyperband", "bohb", "pbt"])
+@pytest.mark.parametrize("strategy", ["hyperband", "pbt"])
 def test_trials_of_two_workers_are_paused_and_go_on_and_the_best_are_copied(strategy, local_ray, tmp_path):
     spread = {"train.lr": {"loguniform": [1e-4, 1.0]}, "train.weight_decay": {"uniform": [0, 1]}}
     space = {**SPACE, "strategy": strategy, "search": spread, "baseline": [], "resources": {"workers": 2}}
